@@ -1,0 +1,182 @@
+"""Attention maps of one prompt: every importance metric of every head."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinklens.analyzers.base import Analyzer, Setup
+from sinklens.analyzers.run import describe, run
+from sinklens.errors import InputError
+from sinklens.metrics.contributions import (
+    contribution_factors,
+    gated_value_norms,
+    inner_products,
+    inter_directions,
+)
+from sinklens.metrics.head_space import to_head_space
+from sinklens.models.attention import ModelAttention
+from sinklens.models.capture import LayerReader
+from sinklens.models.labels import token_labels
+from sinklens.models.layer import LayerAttention
+from sinklens.models.sinks import Sink, SinkRule, sink_rule
+from sinklens.models.tokens import tokenize
+from sinklens.results.attention_maps import AttentionMaps
+from sinklens.results.provenance import Provenance
+
+
+class MapsAnalyzer(Analyzer):
+    """Keeps the maps of one prompt; its ``result`` is an :class:`~sinklens.AttentionMaps`.
+
+    Args:
+        labels: gives a label per position from the token ids.
+
+    Example:
+        >>> MapsAnalyzer(lambda tokens: [str(token) for token in tokens.tolist()]).hooks
+        ()
+    """
+
+    def __init__(self, labels: Any):
+        self.labels = labels
+
+    def start(self, setup: Setup) -> None:
+        """Start without a layer."""
+        self.layers = setup.layers
+        self.tensors: dict[int, dict[str, Tensor]] = {}
+        self.sinks: set[int] = set()
+        self.tokens: Tensor | None = None
+
+    def update(self, attention: LayerAttention) -> None:
+        """Keep one layer of the prompt.
+
+        Raises:
+            InputError: the batch holds more than one sequence.
+        """
+        if len(attention.tokens) != 1:
+            raise InputError(f"maps are of one prompt; got a batch of {len(attention.tokens)}. Pass one text")
+        self.tensors[attention.index] = {name: tensor.cpu() for name, tensor in layer_maps(attention).items()}
+        self.sinks |= set(attention.sink[attention.sink >= 0].tolist())
+        self.tokens = attention.tokens[0].cpu()
+
+    def result(self, provenance: Provenance) -> AttentionMaps:
+        """The maps of all layers."""
+        assert self.tokens is not None
+        names = self.tensors[0]
+        stacked = {name: torch.stack([self.tensors[i][name] for i in range(len(self.layers))]) for name in names}
+        return AttentionMaps(
+            **stacked,
+            tokens=tuple(self.labels(self.tokens)), token_ids=tuple(self.tokens.tolist()), layers=self.layers,
+            sink_positions=tuple(sorted(self.sinks)), provenance=provenance,
+        )  # fmt: skip
+
+
+def layer_maps(attention: LayerAttention) -> dict[str, Tensor]:
+    """The stored factors of one layer's maps, for the first sequence of a batch.
+
+    Returns:
+        ``attention``, ``cosine``, ``layer_cosine`` ``[head, query, key]``; ``value_norm``; ``output_norm``
+        ``[head, query]``; ``layer_norm`` ``[query]``; ``visible`` ``[query, key]``.
+    """
+    hidden = ~attention.visible
+    norms = _value_norms(attention)
+    output_norm = attention.head_output.norm(dim=-1).transpose(1, 2)
+    along_head = to_head_space(attention.head_output, attention.weights.factor.mT)
+    along_layer, layer_squared = inter_directions(attention.output, attention.W_O)
+    cosines = {
+        "cosine": _cosines(attention, along_head, norms, output_norm),
+        "layer_cosine": _cosines(attention, along_layer, norms, layer_squared.sqrt()),
+    }
+    found = {name: cosine.masked_fill(hidden.unsqueeze(1), float("nan")) for name, cosine in cosines.items()}
+    found |= {"attention": attention.pattern, "value_norm": norms, "output_norm": output_norm}
+    found |= {"layer_norm": layer_squared.sqrt()[:, 0], "visible": attention.visible}
+    return {name: tensor[0] for name, tensor in found.items()}
+
+
+def _value_norms(attention: LayerAttention) -> Tensor:
+    if attention.gate is None:
+        return attention.value_norm
+    return gated_value_norms(attention.head_value, attention.W_O, attention.gate)
+
+
+def _cosines(attention: LayerAttention, directions: Tensor, norms: Tensor, output_norm: Tensor) -> Tensor:
+    products = inner_products(directions, attention.head_value, attention.gate)
+    return contribution_factors(attention.pattern, products, norms, output_norm)[2]
+
+
+def attention_maps(
+    model: Any,
+    text: Any,
+    *,
+    layers: Iterable[int] | None = None,
+    sink: Sink | SinkRule = "first",
+    prepend_bos: bool | None = None,
+) -> AttentionMaps:
+    """Every importance metric of every head for one prompt, in one forward pass.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer; it is not changed.
+        text: a string, or token ids ``[position]``.
+        layers: the model's own layer numbers; None for all. A map takes ``12 T²`` bytes a head.
+        sink: ``"first"``, ``"token:ID"``, positions, or ``"detect"``; only recorded here, no metric depends on it.
+        prepend_bos: True or False overrides what the model's tokenizer does.
+
+    Returns:
+        :class:`~sinklens.AttentionMaps`.
+
+    Raises:
+        InputError: the text is empty or longer than the model's context, or an argument cannot be used.
+        HookNotFiredError: a hook did not fire exactly once.
+        UnsupportedAttentionError: a layer does not decompose into attention times values.
+    """
+    one = [text] if isinstance(text, str) else text
+    batches = tokenize(
+        model, one, context_length=model.cfg.n_ctx, batch_size=1, prepend_bos=prepend_bos, overflow="error", min_length=1
+    )
+    analyzer = MapsAnalyzer(lambda tokens: token_labels(model, tokens))
+    [maps] = run(model, batches, [analyzer], layers=layers, sink=sink, progress=False)
+    return maps
+
+
+def maps_from_cache(
+    model: Any,
+    cache: Mapping[str, Tensor],
+    *,
+    tokens: Tensor | None = None,
+    layers: Iterable[int] | None = None,
+    sink: Sink | SinkRule = "first",
+) -> AttentionMaps:
+    """The same maps from an ``ActivationCache`` that already exists; no forward pass.
+
+    The cache must hold ``hook_pattern``, ``hook_v`` and ``hook_z`` of each layer (``names_filter`` may leave the rest out).
+
+    Args:
+        model: the model that made the cache.
+        cache: of one prompt, with or without the batch axis.
+        tokens: the prompt's ids ``[position]``, for labels; positions are shown where they are not given.
+        layers: the model's own layer numbers; None for all that the model has.
+        sink: as in :func:`attention_maps`.
+
+    Returns:
+        :class:`~sinklens.AttentionMaps`.
+
+    Raises:
+        InputError: the cache lacks an activation or holds more than one prompt.
+        UnsupportedAttentionError: a layer does not decompose into attention times values.
+    """
+    attention = ModelAttention(model, layers)
+    reader = LayerReader(attention, sink_rule(sink))
+    first = _cached(cache, attention.cache_names(attention.layers[0]), attention.layers[0])
+    length = next(iter(first.values())).shape[-1]
+    ids = torch.zeros(1, length, dtype=torch.long) if tokens is None else tokens.reshape(1, -1).cpu()
+    if ids.shape[1] != length:
+        raise InputError(f"{ids.shape[1]} tokens do not fit a cache of {length} positions; pass the cache's own tokens")
+    analyzer = MapsAnalyzer(lambda row: token_labels(model, row) if tokens is not None else [str(i) for i in range(length)])
+    analyzer.start(Setup(attention.layers, model.cfg.n_heads, attention.name))
+    with torch.no_grad():
+        for index, layer in enumerate(attention.layers):
+            reader.replay(index, layer, ids, _cached(cache, attention.cache_names(layer), layer), analyzer.update)
+    batches = tokenize(model, ids, context_length=length, min_length=1)
+    maps = analyzer.result(dataclasses.replace(describe(attention, batches, reader.sink), n_documents=1, n_sequences=1, n_tokens=length))
+    return maps if tokens is not None else dataclasses.replace(maps, token_ids=())

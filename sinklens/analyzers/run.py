@@ -1,0 +1,93 @@
+"""Any number of analyzers in one forward pass over any amount of text."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from sinklens.analyzers.base import Analyzer, Setup
+from sinklens.errors import InputError
+from sinklens.models.attention import ModelAttention
+from sinklens.models.capture import LayerReader
+from sinklens.models.frames import warn_once
+from sinklens.models.layer import LayerAttention
+from sinklens.models.sinks import Sink, SinkRule, sink_rule
+from sinklens.models.tokens import TokenBatches, tokenize
+from sinklens.results.provenance import Provenance
+
+
+def run(
+    model: Any,
+    texts: Any,
+    analyzers: Sequence[Analyzer],
+    *,
+    layers: Iterable[int] | None = None,
+    sink: Sink | SinkRule = "first",
+    progress: bool = True,
+    **tokenization: Any,
+) -> list[Any]:
+    """Run texts through a model once and serve every analyzer, one layer in memory at a time.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer; it is not changed, and its own hooks still fire.
+        texts: what :func:`sinklens.tokenize` takes, or the batches that it made.
+        analyzers: the measurements, also your own (:class:`Analyzer`).
+        layers: the model's own layer numbers; None for all with a readable attention.
+        sink: ``"first"``, ``"token:ID"``, positions, or ``"detect"`` (:func:`sinklens.sink_rule`).
+        progress: whether to show a progress bar.
+        tokenization: further arguments of :func:`sinklens.tokenize`, such as ``context_length`` and ``batch_size``.
+
+    Returns:
+        What each analyzer's ``result`` gives, in order.
+
+    Raises:
+        InputError: the model, the texts or an argument cannot be used as given.
+        HookNotFiredError: a hook that was asked for did not fire exactly once.
+        UnsupportedAttentionError: a layer does not decompose into attention times values.
+    """
+    attention = ModelAttention(model, layers)
+    batches = _batches(model, texts, tokenization)
+    reader = LayerReader(attention, sink_rule(sink), [hook for analyzer in analyzers for hook in analyzer.hooks])
+    setup = Setup(attention.layers, model.cfg.n_heads, attention.name)
+    for analyzer in analyzers:
+        analyzer.start(setup)
+
+    def receive(view: LayerAttention) -> None:
+        for analyzer in analyzers:
+            analyzer.update(view)
+
+    with tqdm(disable=not progress, unit=" sequences", desc=attention.name, leave=False) as bar:
+        for batch in batches:
+            reader.read(batch.tokens, batch.mask, receive)
+            bar.update(len(batch.tokens))
+    warn_once(attention.name, attention.frame)
+    provenance = describe(attention, batches, reader.sink)
+    return [analyzer.result(provenance) for analyzer in analyzers]
+
+
+def _batches(model: Any, texts: Any, tokenization: dict[str, Any]) -> TokenBatches:
+    if not isinstance(texts, TokenBatches):
+        return tokenize(model, texts, **tokenization)
+    if tokenization:
+        raise InputError(
+            f"the texts are batches already; pass {', '.join(sorted(tokenization))} to sinklens.tokenize instead"
+        )
+    return texts
+
+
+def describe(attention: ModelAttention, batches: TokenBatches, sink: SinkRule) -> Provenance:
+    """The provenance of a run that has read its batches."""
+    return Provenance(
+        model_name=attention.name,
+        backend=attention.backend,
+        frame=attention.frame,
+        dtype=attention.dtype,
+        context_length=batches.context_length,
+        n_documents=batches.n_documents,
+        n_sequences=batches.n_sequences,
+        n_tokens=batches.n_tokens,
+        n_cut=batches.n_cut,
+        n_skipped=batches.n_skipped,
+        prepended_bos=batches.prepended_bos,
+        sink=sink.describe(),
+    )

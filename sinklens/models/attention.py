@@ -1,0 +1,185 @@
+"""A model's attention: which layers have one that sinklens can read, their weights and what each query may see."""
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinklens.errors import InputError, UnsupportedAttentionError
+from sinklens.models.frames import describe_frame
+from sinklens.models.hook_names import GATE, OUTPUTS, PATTERN, VALUE, Z, at_layer
+from sinklens.models.layer import at_least_float32
+from sinklens.results.labels import describe_numbers
+
+
+class ModelAttention:
+    """What sinklens knows of a TransformerBridge or HookedTransformer before it runs: layers, weights, visibility, frame.
+
+    Attributes:
+        model: the user's model, never changed.
+        layers: the model's own numbers of the chosen layers that have a readable attention.
+        skipped: layers of another kind (linear attention), with the reason.
+    """
+
+    def __init__(self, model: Any, layers: Iterable[int] | None = None):
+        _check_is_model(model)
+        self.model = model
+        available = [layer for layer in range(model.cfg.n_layers) if self.has_hooks(layer)]
+        self.skipped = {
+            layer: "no attention pattern, value and z to hook (linear attention or another kind of layer)"
+            for layer in range(model.cfg.n_layers)
+            if layer not in available
+        }
+        if not available:
+            raise UnsupportedAttentionError(
+                f"{self.name}: no layer has the hooks blocks.*.attn.hook_pattern, hook_v and hook_z; "
+                "expected a decoder or encoder with softmax attention, run eagerly"
+            )
+        self.layers = _chosen(available, self.skipped, layers)
+
+    def has_hooks(self, layer: int) -> bool:
+        """Whether the layer has a pattern, values and head outputs to hook."""
+        return all(at_layer(name, layer) in self.model.hook_dict for name in (PATTERN, VALUE, Z))
+
+    @property
+    def name(self) -> str:
+        """The model's name, without the folders of a local path."""
+        name = str(getattr(self.model.cfg, "model_name", "") or "model")
+        return os.path.basename(name.rstrip("/")) if os.path.isabs(name) else name
+
+    @property
+    def backend(self) -> str:
+        """``TransformerBridge`` or ``HookedTransformer``."""
+        return type(self.model).__name__
+
+    @property
+    def dtype(self) -> str:
+        """The model's dtype, such as ``float32``."""
+        return str(self.module(self.layers[0]).W_O.dtype).removeprefix("torch.")
+
+    @cached_property
+    def frame(self) -> str:
+        """``raw``, or what was done to the weights (:func:`~sinklens.models.frames.describe_frame`)."""
+        first = self.layers[0]
+        return describe_frame(self.model, self.module(first), self.output_weights(first)[0])
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Whether later keys are hidden."""
+        return str(getattr(self.model.cfg, "attention_dir", "causal") or "causal") == "causal"
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where token ids go."""
+        return next(iter(self.model.parameters())).device
+
+    def module(self, layer: int) -> Any:
+        """The attention module of a layer."""
+        return self.model.blocks[layer].attn
+
+    def hook(self, template: str, layer: int) -> str | None:
+        """The canonical name of a hook in a layer, or None where the layer has no such hook.
+
+        In compatibility mode a hook under an alias is called once for every name that it has; under its own, once.
+        """
+        point = self.model.hook_dict.get(at_layer(template, layer))
+        return None if point is None else str(point.name or at_layer(template, layer))
+
+    def gate_hook(self, layer: int) -> str | None:
+        """The gate's hook, where the query projection carries a gate (Qwen3-Next)."""
+        return self.hook(GATE, layer) if getattr(self.model.cfg, "gated_q_proj", False) else None
+
+    def output_hooks(self, layer: int) -> list[str]:
+        """The hooks that may hold the layer's output; which of them does is found by comparison."""
+        # A projection replaced by per-head results is never called, so its hook would not fire.
+        per_head = bool(getattr(self.model.cfg, "use_attn_result", False))
+        names = [name for name in OUTPUTS if not (per_head and ".o." in name)]
+        found = [self.hook(name, layer) for name in names]
+        return list(dict.fromkeys(name for name in found if name is not None))
+
+    def output_weights(self, layer: int) -> tuple[Tensor, Tensor | None]:
+        """``W_O`` ``[head, d_head, d_model]`` and ``b_O`` of a layer, in float32 at least.
+
+        Raises:
+            UnsupportedAttentionError: the weights cannot be read as numbers (packed quantisation).
+        """
+        module = self.module(layer)
+        try:
+            W_O, b_O = module.W_O, getattr(module, "b_O", None)
+        except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
+            raise UnsupportedAttentionError(f"{self.name}, layer {layer}: W_O cannot be read: {_one_line(error)}") from error
+        if not isinstance(W_O, Tensor) or not W_O.is_floating_point() or W_O.ndim != 3:
+            kind = str(getattr(W_O, "dtype", type(W_O).__name__))
+            raise UnsupportedAttentionError(
+                f"{self.name}, layer {layer}: W_O is {kind}, not plain numbers per head; "
+                "packed quantised weights cannot be read, load the model in float32, float16 or bfloat16"
+            )
+        bias = at_least_float32(b_O.detach()) if isinstance(b_O, Tensor) else None
+        return at_least_float32(W_O.detach()), bias
+
+    def has_learned_sink(self, layer: int) -> bool:
+        """Whether a learned logit takes part in the softmax without being a key (gpt-oss)."""
+        return isinstance(getattr(_original(self.module(layer)), "sinks", None), Tensor)
+
+    def window(self, layer: int) -> int | None:
+        """How many keys back a query sees, its own included; None for full attention."""
+        local = _hooked_window(self.model.cfg, layer)
+        return local if local is not None else _config_window(_original(self.module(layer)), layer)
+
+
+def _check_is_model(model: Any) -> None:
+    if not all(hasattr(model, name) for name in ("hook_dict", "cfg", "hooks")):
+        raise InputError(
+            f"the model is a {type(model).__name__}; expected a HookedTransformer or TransformerBridge. "
+            "Load one with sinklens.load_model, or wrap it with TransformerBridge.boot_transformers(name, hf_model=model)"
+        )
+    if not hasattr(model, "blocks"):
+        raise UnsupportedAttentionError(
+            f"{getattr(model.cfg, 'model_name', 'the model')}: no single stack of blocks (an encoder-decoder?); "
+            "expected a decoder-only or encoder-only model"
+        )
+
+
+def _chosen(available: Sequence[int], skipped: dict[int, str], layers: Iterable[int] | None) -> tuple[int, ...]:
+    if layers is None:
+        return tuple(available)
+    chosen = tuple(dict.fromkeys(layers))
+    for layer in chosen:
+        if layer in skipped:
+            raise InputError(f"layer {layer}: {skipped[layer]}; the layers here are {describe_numbers(available)}")
+        if isinstance(layer, bool) or layer not in available:
+            raise InputError(f"no layer {layer!r}; the layers here are {describe_numbers(available)}")
+    if not chosen:
+        raise InputError(f"no layer was chosen; pass at least one of {describe_numbers(available)}, or None for all")
+    return tuple(sorted(chosen))
+
+
+def _original(module: Any) -> Any:
+    return getattr(module, "original_component", None)
+
+
+def _hooked_window(cfg: Any, layer: int) -> int | None:
+    """The window as HookedTransformer's configuration has it."""
+    types = getattr(cfg, "attn_types", None)
+    if getattr(cfg, "use_local_attn", False) and types and types[layer] == "local":
+        return cfg.window_size
+    return None
+
+
+def _config_window(module: Any, layer: int) -> int | None:
+    """The window as a transformers configuration has it, for the several ways in which families write it."""
+    config = getattr(module, "config", None)
+    if config is None:
+        return None
+    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    if kinds and kinds[layer] not in ("sliding_attention", "local"):
+        return None
+    # GPT-Neo calls it window_size and has it only beside attention_layers.
+    return getattr(config, "window_size", None) if kinds and kinds[layer] == "local" else getattr(config, "sliding_window", None)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

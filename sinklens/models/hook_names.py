@@ -1,0 +1,26 @@
+"""The names of TransformerLens hooks: the only place where one is written."""
+
+PATTERN = "blocks.{layer}.attn.hook_pattern"
+VALUE = "blocks.{layer}.attn.hook_v"
+Z = "blocks.{layer}.attn.hook_z"
+# The gate of a gated attention (Qwen3-Next), before its sigmoid.
+GATE = "blocks.{layer}.attn.hook_q_gate"
+# Where the layer's output may stand, with b_O. Which of them really does depends on the family (post-norms, residuals
+# added inside), so it is found by comparison with the heads' outputs, never assumed.
+OUTPUTS = (
+    "blocks.{layer}.attn.hook_out",
+    "blocks.{layer}.attn.o.hook_out",
+    "blocks.{layer}.hook_attn_out",
+)
+RESIDUAL_BEFORE = "blocks.{layer}.hook_resid_pre"
+RESIDUAL_AFTER = "blocks.{layer}.hook_resid_post"
+
+
+def at_layer(template: str, layer: int) -> str:
+    """The full name of a hook in one layer.
+
+    Example:
+        >>> at_layer(PATTERN, 3)
+        'blocks.3.attn.hook_pattern'
+    """
+    return template.format(layer=layer)

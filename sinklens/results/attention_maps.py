@@ -1,0 +1,168 @@
+"""Attention maps: every importance metric of every head for one prompt."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from torch import Tensor
+
+from sinklens.axes import LayerHeadKey, LayerHeadQuery, LayerHeadQueryKey, LayerQuery, LayerVisible
+from sinklens.errors import InputError
+from sinklens.metrics.contributions import degenerate
+from sinklens.results.files import load_tensors, save_tensors
+from sinklens.results.labels import check_head, layer_index
+from sinklens.results.provenance import Provenance
+
+METRICS = ("attention", "value_weighted", "output_normalized", "intra", "inter", "cosine")
+_TENSORS = ("attention", "cosine", "layer_cosine", "value_norm", "output_norm", "layer_norm", "visible")
+
+
+@dataclass(frozen=True, repr=False)
+class AttentionMaps:
+    """Attention and contributions of every (layer, head, query, key) of one prompt. Made by :func:`sinklens.attention_maps`.
+
+    The other metrics follow from the stored factors, ``c = A · ||ṽ_j|| / ||o_i|| · cos(o_i, ṽ_j)``, and are computed when
+    asked for. Rows with a degenerate output are NaN; keys that a query cannot see are 0 (their cosine is NaN).
+
+    Attributes:
+        attention: ``A`` ``[layer, head, query, key]``.
+        cosine: ``cos(o^h_i, ṽ_j)``, with the head's output.
+        layer_cosine: ``cos(o_i, ṽ_j)``, with the layer's output.
+        value_norm: ``||ṽ_j||`` ``[layer, head, key]``; under a gate ``[layer, head, query, key]``.
+        output_norm: ``||o^h_i||`` ``[layer, head, query]``.
+        layer_norm: ``||o_i||`` of the layer's output without ``b_O`` ``[layer, query]``.
+        visible: which keys each query sees ``[layer, query, key]``.
+        tokens: a label per position.
+        token_ids: the ids, empty where they are not known.
+        layers: the model's own numbers of the layers.
+        sink_positions: the positions taken as sinks, in any layer.
+        provenance: model, versions, conventions.
+    """
+
+    attention: LayerHeadQueryKey
+    cosine: LayerHeadQueryKey
+    layer_cosine: LayerHeadQueryKey
+    value_norm: LayerHeadKey | LayerHeadQueryKey
+    output_norm: LayerHeadQuery
+    layer_norm: LayerQuery
+    visible: LayerVisible
+    tokens: tuple[str, ...]
+    token_ids: tuple[int, ...]
+    layers: tuple[int, ...]
+    sink_positions: tuple[int, ...]
+    provenance: Provenance
+
+    @property
+    def n_heads(self) -> int:
+        """The number of query heads."""
+        return self.attention.shape[1]
+
+    @property
+    def value_weighted(self) -> LayerHeadQueryKey:
+        """``A_ij ||ṽ_j||``, in units of the residual stream (Kobayashi et al. 2020)."""
+        return self.attention * self._norms_per_pair()
+
+    @property
+    def output_normalized(self) -> LayerHeadQueryKey:
+        """``A_ij ||ṽ_j|| / ||o^h_i||`` (arXiv 2606.07604)."""
+        return self.value_weighted / _safe(self.output_norm).unsqueeze(-1)
+
+    @property
+    def intra(self) -> LayerHeadQueryKey:
+        """Intra-head contribution weights; the keys of each (layer, head, query) sum to 1 (arXiv 2606.07604)."""
+        return self._contribution(self.cosine, _safe(self.output_norm))
+
+    @property
+    def inter(self) -> LayerHeadQueryKey:
+        """Inter-head contribution weights; heads and keys of each (layer, query) sum to 1 (arXiv 2606.07604)."""
+        return self._contribution(self.layer_cosine, _safe(self.layer_norm).unsqueeze(1))
+
+    @property
+    def learned_sink_mass(self) -> LayerHeadQuery:
+        """Mass on a learned null key (gpt-oss), ``1 - Σ_j A_ij``; 0 up to rounding for models without one."""
+        return 1 - self.attention.sum(-1)
+
+    @property
+    def n_degenerate(self) -> int:
+        """Rows (layer, head, query) whose head output is too short to divide by; NaN in the contribution maps."""
+        return int(degenerate(self.output_norm.square()).sum())
+
+    def _norms_per_pair(self) -> Tensor:
+        return self.value_norm if self.value_norm.ndim == 4 else self.value_norm.unsqueeze(-2)
+
+    def _contribution(self, cosine: Tensor, norm: Tensor) -> Tensor:
+        weights = self.value_weighted / norm.unsqueeze(-1) * cosine
+        hidden = ~self.visible.unsqueeze(1)
+        return weights.masked_fill(hidden & ~norm.isnan().unsqueeze(-1), 0.0)
+
+    def metric(self, name: str) -> LayerHeadQueryKey:
+        """A metric by its name: one of ``attention, value_weighted, output_normalized, intra, inter, cosine``.
+
+        Raises:
+            InputError: there is no such metric.
+        """
+        if name not in METRICS:
+            raise InputError(f"no metric {name!r}; the metrics are {', '.join(METRICS)}")
+        return getattr(self, name)
+
+    def layer(self, layer: int) -> "AttentionMaps":
+        """The maps of one layer only, by the model's own number.
+
+        Raises:
+            InputError: these maps do not hold the layer.
+        """
+        row = layer_index(self.layers, layer)
+        kept = {name: getattr(self, name)[row : row + 1] for name in _TENSORS}
+        return AttentionMaps(
+            **kept, tokens=self.tokens, token_ids=self.token_ids, layers=(layer,),
+            sink_positions=self.sink_positions, provenance=self.provenance,
+        )  # fmt: skip
+
+    def to_dataframe(self, layer: int, head: int) -> pd.DataFrame:
+        """One row per visible (query, key) pair of a head, with every metric.
+
+        Raises:
+            InputError: there is no such layer or head.
+        """
+        check_head(self.n_heads, head)
+        one = self.layer(layer)
+        query, key = one.visible[0].nonzero(as_tuple=True)
+        table = pd.DataFrame({"layer": layer, "head": head, "query": query.numpy(), "key": key.numpy()})
+        table["query_token"] = [self.tokens[i] for i in query.tolist()]
+        table["key_token"] = [self.tokens[j] for j in key.tolist()]
+        for name in METRICS:
+            table[name] = one.metric(name)[0, head, query, key].numpy()
+        return table
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Save as safetensors with JSON metadata, whole or not at all.
+
+        Raises:
+            ResultFileError: the file cannot be written.
+        """
+        metadata = {name: list(getattr(self, name)) for name in ("tokens", "token_ids", "layers", "sink_positions")}
+        metadata["provenance"] = self.provenance.to_dict()
+        return save_tensors(path, type(self).__name__, {name: getattr(self, name) for name in _TENSORS}, metadata)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "AttentionMaps":
+        """Load what :meth:`save` wrote.
+
+        Raises:
+            ResultFileError: the file is missing or holds something else.
+        """
+        tensors, metadata = load_tensors(path, cls.__name__)
+        provenance = Provenance.from_dict(metadata.pop("provenance"))
+        return cls(**tensors, **{name: tuple(value) for name, value in metadata.items()}, provenance=provenance)
+
+    def __repr__(self) -> str:
+        layers, heads, length = len(self.layers), self.n_heads, len(self.tokens)
+        return (
+            f"AttentionMaps({self.provenance.model_name}: {layers} layers x {heads} heads, {length} tokens; "
+            f"sinks at {list(self.sink_positions)}, {self.n_degenerate} degenerate rows)"
+        )
+
+
+def _safe(norm: Tensor) -> Tensor:
+    return norm.masked_fill(degenerate(norm.square()), float("nan"))

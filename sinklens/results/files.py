@@ -1,0 +1,165 @@
+"""Reading and writing results: safetensors with JSON metadata and tables, each written whole or not at all."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sinklens.errors import ResultFileError
+
+FORMAT = 1
+
+
+def write_whole(path: str | os.PathLike[str], write: Callable[[Path], object]) -> Path:
+    """Let ``write`` fill a temporary file in the same folder, then rename it to ``path``: whole or not at all.
+
+    Args:
+        path: where the file shall be; its folder is made where it is missing.
+        write: gets the temporary path.
+
+    Returns:
+        The path.
+
+    Raises:
+        ResultFileError: the folder or the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_whole(Path(folder) / "a.txt", lambda path: path.write_text("whole")).read_text()
+        'whole'
+    """
+    target = Path(path)
+    temporary: Path | None = None
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(21, "it is a folder")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=target.suffix, dir=target.parent)
+        os.close(handle)
+        temporary = Path(name)
+        write(temporary)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(target)
+    except OSError as error:
+        raise ResultFileError(
+            f"cannot write {target}: {error.strerror or error}; choose a path that can be written"
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+    return target
+
+
+def check_writable(path: str | os.PathLike[str]) -> Path:
+    """Fail before hours of work, not after them: make sure that ``path`` could be written.
+
+    Raises:
+        ResultFileError: it cannot.
+
+    Example:
+        >>> check_writable("/proc/none/report.html")
+        Traceback (most recent call last):
+            ...
+        sinklens.errors.ResultFileError: cannot write /proc/none/report.html: ...
+    """
+    target = Path(path)
+    nearest = next(parent for parent in target.absolute().parents if parent.exists())
+    reason = None
+    if target.is_dir():
+        reason = "it is a folder"
+    elif not nearest.is_dir():
+        reason = f"{nearest} is not a folder"
+    elif not os.access(nearest, os.W_OK | os.X_OK) or nearest.is_relative_to("/proc"):
+        reason = f"the folder {nearest} does not let you write"
+    if reason:
+        raise ResultFileError(f"cannot write {target}: {reason}; choose a path that can be written")
+    return target
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def save_tensors(
+    path: str | os.PathLike[str], kind: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]
+) -> Path:
+    """Save named tensors with JSON metadata as one safetensors file.
+
+    Args:
+        path: the file.
+        kind: the name of the result's class, checked on loading.
+        tensors: by name.
+        metadata: anything that JSON holds.
+
+    Returns:
+        The path.
+
+    Raises:
+        ResultFileError: it cannot be written.
+    """
+    header = {"sinklens": json.dumps({"kind": kind, "format": FORMAT, **metadata})}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return write_whole(path, lambda target: save_file(plain, target, metadata=header))
+
+
+def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The inverse of :func:`save_tensors`.
+
+    Raises:
+        ResultFileError: the file is missing, no sinklens result, or holds a result of another kind.
+
+    Example:
+        >>> load_tensors("missing.safetensors", "HeadProfile")
+        Traceback (most recent call last):
+            ...
+        sinklens.errors.ResultFileError: no file missing.safetensors; check the path
+    """
+    if not Path(path).is_file():
+        raise ResultFileError(f"no file {path}; check the path")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = json.loads((file.metadata() or {})["sinklens"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 -- not a dict
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise ResultFileError(f"{path} is no sinklens result: {error}; save it with .save(path)") from error
+    if metadata.pop("kind") != kind:
+        raise ResultFileError(f"{path} does not hold a {kind}; load it with the class that saved it")
+    if metadata.pop("format") > FORMAT:
+        raise ResultFileError(f"{path} was written by a newer sinklens; upgrade sinklens to read it")
+    return tensors, metadata
+
+
+def write_table(path: str | os.PathLike[str], table: pd.DataFrame) -> Path:
+    """Write a table as parquet, csv or JSON records, by the path's suffix.
+
+    Raises:
+        ResultFileError: the suffix is unknown, the file cannot be written, or parquet's package is missing.
+
+    Example:
+        >>> write_table("table.xls", pd.DataFrame())
+        Traceback (most recent call last):
+            ...
+        sinklens.errors.ResultFileError: cannot write table.xls: unknown suffix '.xls'; use .parquet, .csv or .json
+    """
+    writers: dict[str, Callable[[Path], object]] = {
+        ".parquet": lambda target: table.to_parquet(target, index=False),
+        ".csv": lambda target: table.to_csv(target, index=False),
+        ".json": lambda target: table.to_json(target, orient="records", indent=1),
+    }
+    suffix = Path(path).suffix
+    if suffix not in writers:
+        raise ResultFileError(f"cannot write {path}: unknown suffix {suffix!r}; use .parquet, .csv or .json")
+    try:
+        return write_whole(path, writers[suffix])
+    except ImportError as error:
+        raise ResultFileError(f"cannot write {path}: parquet needs pyarrow; pip install 'sinklens[parquet]'") from error

@@ -1,0 +1,233 @@
+"""Layer x head maps of any per-head quantity, and how quantities change from layer to layer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from sinklens.errors import InputError
+from sinklens.metrics.patterns import KINDS
+from sinklens.results import HeadProfile
+from sinklens.viz.quantities import KIND_LABEL, Quantity, describe, head_values
+from sinklens.viz.ranges import colour_range, ratio_ticks, scale_name, shown_values
+from sinklens.viz.theme import COLORWAY, COLOUR_BAR_WIDTH, KIND_COLOURS, Theme, palette, template
+
+DEFAULT_QUANTITIES = ("sink_mass", "sink_value_ratio", "sink_alignment", "sink_intra")
+_MAP_WIDTH, _MARGINS = 260, 90
+_BAND = (0.1, 0.9)
+
+
+def head_map(
+    profile: HeadProfile, quantity: str = "sink_mass", *, robust: bool = True, theme: Theme = "light"
+) -> go.Figure:
+    """A heatmap of one quantity over layers (rows, the first on top) and heads (columns).
+
+    Signed quantities have a diverging scale with its middle at 0, ratios one with its middle at 1 (logarithmic), all
+    others a sequential scale from 0. Heads without a value are blank.
+
+    Args:
+        profile: from :func:`sinklens.head_profile`.
+        quantity: one of :data:`sinklens.results.QUANTITIES`, or ``"kind"``.
+        robust: let the colours of the most extreme 2 % saturate, so that they do not make all others look alike; the
+            value under the pointer is always the true one.
+        theme: ``"light"`` or ``"dark"``.
+
+    Returns:
+        A figure with one heatmap, ``customdata`` holding the true values ``[layer, head]``.
+
+    Raises:
+        InputError: there is no such quantity or theme.
+
+    Example:
+        >>> from sinklens.results import HeadProfile, Provenance
+        >>> from sinklens.results.head_profile import empty_sums
+        >>> profile = HeadProfile(*empty_sums(3, 5), (0, 1, 2), 0.3, Provenance("tiny"))
+        >>> head_map(profile, "sink_alignment").data[0].zmid is None, head_map(profile).layout.title.text
+        (True, 'Attention on the sink')
+    """
+    trace, coloraxis = _map_parts(profile, quantity, robust, theme)
+    figure = go.Figure(trace)
+    figure.update_layout(
+        template=template(theme), coloraxis=coloraxis, title=_title(quantity), xaxis=_head_axis(profile),
+        yaxis=_layer_axis(profile), height=_map_height(profile), width=_map_width(profile),
+        meta=_meta(profile, {"coloraxis": quantity}),
+    )  # fmt: skip
+    return figure
+
+
+def head_maps(
+    profile: HeadProfile,
+    quantities: Sequence[str] = DEFAULT_QUANTITIES,
+    *,
+    robust: bool = True,
+    theme: Theme = "light",
+) -> go.Figure:
+    """Heatmaps of several quantities side by side, each with its own colour scale; zooming one zooms all.
+
+    Args:
+        profile: from :func:`sinklens.head_profile`.
+        quantities: names as for :func:`head_map`.
+        robust: as for :func:`head_map`.
+        theme: ``"light"`` or ``"dark"``.
+
+    Returns:
+        A figure with one heatmap per quantity.
+
+    Raises:
+        InputError: no quantity is given, or there is no such quantity or theme.
+
+    Example:
+        >>> from sinklens.results import HeadProfile, Provenance
+        >>> from sinklens.results.head_profile import empty_sums
+        >>> profile = HeadProfile(*empty_sums(3, 5), (0, 1, 2), 0.3, Provenance("tiny"))
+        >>> len(head_maps(profile, ("sink_mass", "kind")).data)
+        2
+    """
+    if not quantities:
+        raise InputError("no quantities to show; name at least one, such as sink_mass")
+    width = _MAP_WIDTH * len(quantities) + _MARGINS
+    gap = COLOUR_BAR_WIDTH / (width - _MARGINS)
+    titles = [f"<b>{_title(quantity)}</b>" for quantity in quantities]
+    figure = make_subplots(
+        1, len(quantities), shared_yaxes="all", shared_xaxes="all", horizontal_spacing=gap, subplot_titles=titles
+    )
+    axes: dict[str, str] = {}
+    for column, quantity in enumerate(quantities, start=1):
+        trace, coloraxis = _map_parts(profile, quantity, robust, theme)
+        name = "coloraxis" if column == 1 else f"coloraxis{column}"
+        trace.coloraxis = name
+        figure.add_trace(trace, row=1, col=column)
+        figure.update_xaxes(_head_axis(profile), row=1, col=column)
+        domain = figure.layout["xaxis" if column == 1 else f"xaxis{column}"].domain
+        coloraxis["colorbar"] |= {"x": domain[1] + 0.02 * gap, "xanchor": "left", "thickness": 8}
+        figure.layout[name] = coloraxis
+        axes[name] = quantity
+    figure.update_yaxes(_layer_axis(profile) | {"title": None})
+    figure.update_yaxes(title="Layer", col=1)
+    figure.update_annotations(font={"size": 12.5})
+    figure.update_layout(
+        template=template(theme), height=_map_height(profile), width=width, meta=_meta(profile, axes)
+    )
+    return figure
+
+
+def layer_lines(
+    profile: HeadProfile, quantities: Sequence[str] = ("sink_mass", "sink_intra"), *, theme: Theme = "light"
+) -> go.Figure:
+    """Quantities from layer to layer: the mean over heads, with a band that holds the middle 80 % of the heads.
+
+    Args:
+        profile: from :func:`sinklens.head_profile`.
+        quantities: names as for :func:`head_map`, without ``"kind"``.
+        theme: ``"light"`` or ``"dark"``.
+
+    Returns:
+        A figure with a line and a band per quantity.
+
+    Raises:
+        InputError: no quantity is given, or there is no such quantity or theme.
+
+    Example:
+        >>> from sinklens.results import HeadProfile, Provenance
+        >>> from sinklens.results.head_profile import empty_sums
+        >>> profile = HeadProfile(*empty_sums(3, 5), (0, 1, 2), 0.3, Provenance("tiny"))
+        >>> [trace.name for trace in layer_lines(profile, ["sink_mass"]).data]
+        ['middle 80 % of heads', 'Attention on the sink']
+    """
+    if not quantities:
+        raise InputError("no quantities to show; name at least one, such as sink_mass")
+    figure = go.Figure()
+    for index, quantity in enumerate(quantities):
+        figure.add_traces(_line_with_band(profile, describe(quantity), COLORWAY[index % len(COLORWAY)]))
+    figure.update_layout(
+        template=template(theme), title="Mean over heads, layer by layer", hovermode="x unified", height=360,
+        xaxis={"title": "Layer", "tickformat": "d", "showgrid": False, "zeroline": False},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+    )  # fmt: skip
+    return figure
+
+
+def _line_with_band(profile: HeadProfile, quantity: Quantity, colour: str) -> list[go.Scatter]:
+    values = head_values(profile, quantity.name)
+    layers = np.array(profile.layers)
+    has_value = ~np.isnan(values).all(1)
+    mean, (low, high) = np.full(len(layers), np.nan), np.full((2, len(layers)), np.nan)
+    mean[has_value] = np.nanmean(values[has_value], 1)
+    low[has_value], high[has_value] = np.nanquantile(values[has_value], _BAND, axis=1)
+    inside = layers[has_value]
+    band = go.Scatter(
+        x=np.concatenate([inside, inside[::-1]]), y=np.concatenate([high[has_value], low[has_value][::-1]]).astype(np.float32),
+        fill="toself", fillcolor=colour, opacity=0.18, line={"width": 0}, hoverinfo="skip", showlegend=False,
+        name="middle 80 % of heads", legendgroup=quantity.name,
+    )  # fmt: skip
+    line = go.Scatter(
+        x=layers, y=mean.astype(np.float32), name=quantity.label, mode="lines+markers", legendgroup=quantity.name,
+        line={"color": colour, "width": 2}, marker={"size": 5}, hovertemplate="%{y:.4g}",
+    )  # fmt: skip
+    return [band, line]
+
+
+def _title(quantity: str) -> str:
+    return KIND_LABEL if quantity == "kind" else describe(quantity).label
+
+
+def _map_parts(profile: HeadProfile, quantity: str, robust: bool, theme: Theme) -> tuple[go.Heatmap, dict[str, Any]]:
+    colours = palette(theme)
+    if quantity == "kind":
+        return _kind_parts(profile)
+    description = describe(quantity)
+    values = head_values(profile, quantity)
+    shown = shown_values(description, values)
+    low, high = colour_range(description, shown, robust)
+    bar: dict[str, Any] = {"tickformat": ".3~g"}
+    if description.scale == "ratio":
+        positions, labels = ratio_ticks(low, high)
+        bar = {"tickmode": "array", "tickvals": positions, "ticktext": labels}
+    hover = f"Layer %{{y}} · head %{{x}}<br>{description.label} <b>%{{customdata:.4g}}</b><extra></extra>"
+    trace = _heatmap(shown, customdata=values, hovertemplate=hover)
+    return trace, {"cmin": low, "cmax": high, "colorscale": colours.scale(scale_name(description)), "colorbar": bar}
+
+
+def _kind_parts(profile: HeadProfile) -> tuple[go.Heatmap, dict[str, Any]]:
+    kinds = profile.kind
+    indices = np.array([[KINDS.index(kind) for kind in row] for row in kinds], dtype=np.uint8)
+    steps = [(edge / len(KINDS), KIND_COLOURS[kind]) for i, kind in enumerate(KINDS) for edge in (i, i + 1)]
+    trace = _heatmap(indices, text=kinds, hovertemplate="Layer %{y} · head %{x}<br><b>%{text}</b><extra></extra>")
+    bar = {"tickmode": "array", "tickvals": list(range(len(KINDS))), "ticktext": list(KINDS), "ticklen": 0}
+    return trace, {"cmin": -0.5, "cmax": len(KINDS) - 0.5, "colorscale": steps, "colorbar": bar}
+
+
+def _heatmap(shown: np.ndarray, **more: Any) -> go.Heatmap:
+    # Cells lie at row numbers, not at layer numbers: a profile may hold layers 4, 8 and 20 only.
+    rows, heads = np.arange(shown.shape[0]), np.arange(shown.shape[1])
+    return go.Heatmap(z=shown, x=heads, y=rows, coloraxis="coloraxis", xgap=1, ygap=1, hoverongaps=False, **more)
+
+
+def _head_axis(profile: HeadProfile) -> dict[str, Any]:
+    step = -(-profile.n_heads // 12)
+    return {"title": "Head", "showgrid": False, "zeroline": False, "tick0": 0, "dtick": step, "ticks": ""}
+
+
+def _layer_axis(profile: HeadProfile) -> dict[str, Any]:
+    return {
+        "title": "Layer", "autorange": "reversed", "showgrid": False, "zeroline": False, "tickmode": "array", "ticks": "",
+        "tickvals": list(range(len(profile.layers))), "ticktext": [str(layer) for layer in profile.layers],
+    }  # fmt: skip
+
+
+def _map_height(profile: HeadProfile) -> int:
+    return int(np.clip(110 + 15 * len(profile.layers), 240, 620))
+
+
+def _map_width(profile: HeadProfile) -> int:
+    return int(np.clip(170 + 26 * profile.n_heads, 340, 900))
+
+
+def _meta(profile: HeadProfile, quantity_of_axis: dict[str, str]) -> dict[str, Any]:
+    """What a page needs to recolour the figure and to know which head was clicked."""
+    scales = {
+        axis: "kind" if quantity == "kind" else scale_name(describe(quantity)) for axis, quantity in quantity_of_axis.items()
+    }
+    return {"scales": scales, "layers": list(profile.layers), "selects": "map"}

@@ -1,0 +1,210 @@
+"""Attention and contributions of one head, query by key, and of one query, key by key."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Bool, Float
+from plotly.subplots import make_subplots
+
+from sinklens.errors import InputError
+from sinklens.results import METRICS, AttentionMaps
+from sinklens.results.labels import check_head
+from sinklens.viz.ranges import positive_range, symmetric_range
+from sinklens.viz.size import DEFAULT_LIMIT, check_size
+from sinklens.viz.text import escape, token_ticks
+from sinklens.viz.theme import COLOUR_BAR_WIDTH, TOKEN_FONT, ScaleName, Theme, palette, template
+
+Map = Float[np.ndarray, "query key"]
+METRIC_LABELS = {
+    "attention": "Attention", "value_weighted": "Attention × value norm", "output_normalized": "… ÷ output norm",
+    "intra": "Intra contribution", "inter": "Inter contribution", "cosine": "Cosine with the output",
+}  # fmt: skip
+SIGNED_METRICS = ("intra", "inter", "cosine")
+_METRIC_COLOURS = {"attention": "#8c6bb1", "intra": "#3a8fd6", "inter": "#d55e00"}
+_CONTRIBUTION_SHARE = 0.995  # contributions have no bound: a few short outputs may saturate
+_MOST_LABELLED_CELLS = 40_000  # beyond, the pointer shows positions only: labels would be most of the figure
+
+
+def attention_heatmaps(
+    maps: AttentionMaps,
+    layer: int,
+    head: int,
+    metrics: Sequence[str] = ("attention", "intra", "inter"),
+    *,
+    exclude_sink_from_range: bool = True,
+    max_megabytes: float = DEFAULT_LIMIT,
+    theme: Theme = "light",
+) -> go.Figure:
+    """Heatmaps of one head side by side, queries (rows) by keys (columns), tokens on both axes.
+
+    Signed metrics have a diverging scale with its middle at 0, the others a sequential one from 0. Keys that a query
+    cannot see are blank; so are rows without a value, whose hover text says so. Zooming one map zooms all.
+
+    Args:
+        maps: from :func:`sinklens.attention_maps`.
+        layer: the model's own number.
+        head: query head.
+        metrics: names in :data:`sinklens.results.METRICS`.
+        exclude_sink_from_range: leave keys that are sinks out when the colour range is chosen, so that the sink does not
+            make all other keys look alike; its cells saturate.
+        max_megabytes: the limit on the figure's size.
+        theme: ``"light"`` or ``"dark"``.
+
+    Returns:
+        A figure with one heatmap per metric, positions on its axes and labels as tick text.
+
+    Raises:
+        InputError: there is no such layer, head, metric or theme, no metric is given, or the figure would be too large.
+
+    Example:
+        >>> from tests.synthetic import make_maps
+        >>> figure = attention_heatmaps(make_maps(3, 5, ("the", "cat", "the", "cat")), layer=2, head=4)
+        >>> list(figure.data[0].x), list(figure.layout.xaxis.ticktext)
+        ([0, 1, 2, 3], ['the', 'cat', 'the', 'cat'])
+    """
+    if not metrics:
+        raise InputError(f"no metrics to show; name at least one of {', '.join(METRICS)}")
+    one = maps.layer(layer)
+    check_head(maps.n_heads, head)
+    side = float(np.clip(17 * len(maps.tokens), 220, 420))
+    gap = COLOUR_BAR_WIDTH / (len(metrics) * (side + COLOUR_BAR_WIDTH) - COLOUR_BAR_WIDTH)
+    titles = [f"<b>{METRIC_LABELS.get(metric, metric)}</b>" for metric in metrics]
+    figure = make_subplots(
+        1, len(metrics), shared_yaxes="all", shared_xaxes="all", horizontal_spacing=gap, subplot_titles=titles
+    )
+    texts = _cell_texts(one, head)
+    for column, metric in enumerate(metrics, start=1):
+        figure.add_trace(_map_trace(one, head, metric, texts, f"coloraxis{column}"), row=1, col=column)
+        end = figure.layout["xaxis" if column == 1 else f"xaxis{column}"].domain[1]
+        figure.layout[f"coloraxis{column}"] = _colour_axis(one, head, metric, exclude_sink_from_range, end, theme)
+    _token_axes(figure, maps.tokens)
+    figure.update_annotations(font={"size": 12.5})
+    figure.update_layout(
+        template=template(theme), title=f"Layer {layer} · head {head}", height=int(side + 170), margin={"t": 76},
+        width=int((side + COLOUR_BAR_WIDTH) * len(metrics) + 110),
+        meta={"scales": {f"coloraxis{i}": _scale(metric) for i, metric in enumerate(metrics, start=1)}},
+    )  # fmt: skip
+    return check_size(figure, max_megabytes)
+
+
+def token_contributions(
+    maps: AttentionMaps,
+    layer: int,
+    head: int,
+    query: int,
+    metrics: Sequence[str] = ("attention", "intra", "inter"),
+    *,
+    theme: Theme = "light",
+) -> go.Figure:
+    """What one query attends to against what really moves the output: bars over the keys that it sees.
+
+    Args:
+        maps: from :func:`sinklens.attention_maps`.
+        layer: the model's own number.
+        head: query head.
+        query: position of the query; negative counts from the end.
+        metrics: names in :data:`sinklens.results.METRICS`.
+        theme: ``"light"`` or ``"dark"``.
+
+    Returns:
+        A figure with one bar trace per metric.
+
+    Raises:
+        InputError: there is no such layer, head, query, metric or theme.
+
+    Example:
+        >>> from tests.synthetic import make_maps
+        >>> figure = token_contributions(make_maps(3, 5, ("the", "cat", "the", "cat")), 2, 4, query=2)
+        >>> [len(trace.x) for trace in figure.data]
+        [3, 3, 3]
+    """
+    one, length = maps.layer(layer), len(maps.tokens)
+    check_head(maps.n_heads, head)
+    if not -length <= query < length:
+        raise InputError(f"no query {query}; the queries are 0 to {length - 1}")
+    query %= length
+    keys = np.flatnonzero(one.visible[0, query].numpy())
+    positions, labels = token_ticks(maps.tokens)
+    figure = go.Figure([_bars(one, head, query, keys, metric) for metric in metrics])
+    figure.update_layout(
+        template=template(theme), barmode="group", bargap=0.25, height=380, hovermode="x unified",
+        title=f"Layer {layer} · head {head}: what “{escape(maps.tokens[query])}” (position {query}) receives from each key",
+        xaxis={"title": "Key", "tickmode": "array", "tickvals": positions, "ticktext": labels, "tickangle": -60,
+               "tickfont": {"family": TOKEN_FONT}, "showgrid": False, "range": [-0.6, max(keys.max(initial=0), 1) + 0.6]},
+        yaxis={"title": "Share"}, legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+    )  # fmt: skip
+    return figure
+
+
+def _bars(one: AttentionMaps, head: int, query: int, keys: np.ndarray, metric: str) -> go.Bar:
+    values = one.metric(metric)[0, head, query].float().numpy()[keys]
+    return go.Bar(
+        x=keys, y=values, name=METRIC_LABELS[metric], marker={"color": _METRIC_COLOURS.get(metric), "line": {"width": 0}},
+        hovertemplate="%{y:.4g}",
+    )  # fmt: skip
+
+
+def _scale(metric: str) -> ScaleName:
+    return "diverging" if metric in SIGNED_METRICS else "sequential"
+
+
+def _cells(one: AttentionMaps, head: int, metric: str) -> Map:
+    """A head's map with the keys that a query cannot see as NaN, which plotly leaves blank."""
+    hidden = ~one.visible[0]
+    return one.metric(metric)[0, head].float().masked_fill(hidden, float("nan")).numpy()
+
+
+def _map_trace(one: AttentionMaps, head: int, metric: str, texts: list[list[str]] | None, axis: str) -> go.Heatmap:
+    label = METRIC_LABELS[metric]
+    where = "%{text}" if texts else "query %{y}<br>key %{x}"
+    return go.Heatmap(
+        z=_cells(one, head, metric), x=np.arange(len(one.tokens)), y=np.arange(len(one.tokens)), coloraxis=axis, text=texts,
+        hoverongaps=texts is not None, hovertemplate=f"{where}<br>{label} <b>%{{z:.4g}}</b><extra></extra>", name=label,
+    )  # fmt: skip
+
+
+def _cell_texts(one: AttentionMaps, head: int) -> list[list[str]] | None:
+    length = len(one.tokens)
+    if length * length > _MOST_LABELLED_CELLS:
+        return None
+    visible: Bool[np.ndarray, "query key"] = one.visible[0].numpy()
+    degenerate = np.isnan(one.metric("intra")[0, head].numpy()).all(1)
+    labels = [f"{escape(token)} ({position})" for position, token in enumerate(one.tokens)]
+    return [
+        [_cell_text(labels[q], labels[k], bool(visible[q, k]), bool(degenerate[q])) for k in range(length)]
+        for q in range(length)
+    ]
+
+
+def _cell_text(query: str, key: str, visible: bool, degenerate: bool) -> str:
+    if not visible:
+        return f"{query} cannot see {key}"
+    note = "<br>degenerate row: the output is too short to divide by" if degenerate else ""
+    return f"query {query}<br>key {key}{note}"
+
+
+def _colour_axis(
+    one: AttentionMaps, head: int, metric: str, exclude_sink: bool, end: float, theme: Theme
+) -> dict[str, Any]:
+    values = _cells(one, head, metric)
+    if exclude_sink:
+        values = np.delete(values, list(one.sink_positions), axis=1)
+    if metric in SIGNED_METRICS:
+        low, high = symmetric_range(values, robust=True, share=_CONTRIBUTION_SHARE)
+    else:
+        low, high = positive_range(values, robust=False)
+    bar = {"x": end + 0.004, "xanchor": "left", "thickness": 8, "tickformat": ".2~g"}
+    return {"cmin": low, "cmax": high, "colorscale": palette(theme).scale(_scale(metric)), "colorbar": bar}
+
+
+def _token_axes(figure: go.Figure, tokens: Sequence[str]) -> None:
+    positions, labels = token_ticks(tokens)
+    ticks = {"tickmode": "array", "tickvals": positions, "ticktext": labels, "showgrid": False, "zeroline": False, "ticks": ""}
+    # The tick of a token lies in the middle of its cells; on a bare axis plotly would start at the first tick.
+    font = {"family": TOKEN_FONT, "size": 10 if len(tokens) <= 40 else 9}
+    span = [-0.5, len(tokens) - 0.5]
+    figure.update_xaxes(**ticks, tickangle=-90, tickfont=font, range=span, title="Key")
+    figure.update_yaxes(**ticks, tickfont=font, range=span[::-1])
+    figure.update_yaxes(title="Query", col=1)
