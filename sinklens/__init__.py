@@ -1,0 +1,135 @@
+"""sinklens: which tokens really move an attention head's output, what its attention sinks do, and what happens without them.
+
+Names are loaded when they are first used: ``import sinklens`` loads neither plotly nor transformer_lens.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sinklens import metrics, viz
+    from sinklens.analyzers.base import Analyzer, Setup
+    from sinklens.analyzers.drift import DriftAnalyzer
+    from sinklens.analyzers.drivers import DriversAnalyzer
+    from sinklens.analyzers.keys import KeysAnalyzer
+    from sinklens.analyzers.maps import AttentionMaps, MapsAnalyzer, attention_maps
+    from sinklens.analyzers.profile import ProfileAnalyzer, head_profile
+    from sinklens.analyzers.run import run
+    from sinklens.errors import (
+        FrameWarning,
+        HookNotFiredError,
+        InputError,
+        ModelLoadError,
+        ResultFileError,
+        SinklensError,
+        UnsupportedAttentionError,
+    )
+    from sinklens.models.checks import check_model
+    from sinklens.models.labels import token_labels
+    from sinklens.models.layer import LayerAttention
+    from sinklens.models.loading import load_model
+    from sinklens.models.sinks import SinkRule, sink_rule
+    from sinklens.models.tokens import TokenBatch, TokenBatches, tokenize
+    from sinklens.report.report import report
+    from sinklens.results import (
+        DriftProfile,
+        DriverProfile,
+        HeadProfile,
+        KeyContributions,
+        KindThresholds,
+        ModelCheck,
+        Provenance,
+    )
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "sinklens.analyzers.base": ("Analyzer", "Setup"),
+    "sinklens.analyzers.drift": ("DriftAnalyzer",),
+    "sinklens.analyzers.drivers": ("DriversAnalyzer",),
+    "sinklens.analyzers.keys": ("KeysAnalyzer",),
+    "sinklens.analyzers.maps": ("AttentionMaps", "MapsAnalyzer", "attention_maps"),
+    "sinklens.analyzers.profile": ("ProfileAnalyzer", "head_profile"),
+    "sinklens.analyzers.run": ("run",),
+    "sinklens.errors": (
+        "FrameWarning",
+        "HookNotFiredError",
+        "InputError",
+        "ModelLoadError",
+        "ResultFileError",
+        "SinklensError",
+        "UnsupportedAttentionError",
+    ),
+    "sinklens.models.checks": ("check_model",),
+    "sinklens.models.labels": ("token_labels",),
+    "sinklens.models.layer": ("LayerAttention",),
+    "sinklens.models.loading": ("load_model",),
+    "sinklens.models.sinks": ("SinkRule", "sink_rule"),
+    "sinklens.models.tokens": ("TokenBatch", "TokenBatches", "tokenize"),
+    "sinklens.report.report": ("report",),
+    "sinklens.results": (
+        "DriftProfile",
+        "DriverProfile",
+        "HeadProfile",
+        "KeyContributions",
+        "KindThresholds",
+        "ModelCheck",
+        "Provenance",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_SUBPACKAGES = ("metrics", "viz")
+
+__all__ = [
+    "Analyzer",
+    "AttentionMaps",
+    "DriftAnalyzer",
+    "DriftProfile",
+    "DriverProfile",
+    "DriversAnalyzer",
+    "FrameWarning",
+    "HeadProfile",
+    "HookNotFiredError",
+    "InputError",
+    "KeyContributions",
+    "KeysAnalyzer",
+    "KindThresholds",
+    "LayerAttention",
+    "MapsAnalyzer",
+    "ModelCheck",
+    "ModelLoadError",
+    "ProfileAnalyzer",
+    "Provenance",
+    "ResultFileError",
+    "Setup",
+    "SinkRule",
+    "SinklensError",
+    "TokenBatch",
+    "TokenBatches",
+    "UnsupportedAttentionError",
+    "attention_maps",
+    "check_model",
+    "head_profile",
+    "load_model",
+    "metrics",
+    "report",
+    "run",
+    "sink_rule",
+    "token_labels",
+    "tokenize",
+    "viz",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"sinklens.{name}")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'sinklens' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,5 @@
 """Attention maps of one prompt: every importance metric of every head."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,12 +18,47 @@ from sinklens.metrics.contributions import (
 from sinklens.metrics.head_space import to_head_space
 from sinklens.models.attention import ModelAttention
 from sinklens.models.capture import LayerReader
+from sinklens.models.hook_names import PATTERN, at_layer
 from sinklens.models.labels import token_labels
 from sinklens.models.layer import LayerAttention
 from sinklens.models.sinks import Sink, SinkRule, sink_rule
 from sinklens.models.tokens import tokenize
-from sinklens.results.attention_maps import AttentionMaps
+from sinklens.results import attention_maps as result
 from sinklens.results.provenance import Provenance
+
+
+class AttentionMaps(result.AttentionMaps):
+    """The maps of one prompt, as :class:`sinklens.results.AttentionMaps`, and the way to them from a cache."""
+
+    @classmethod
+    def from_cache(
+        cls,
+        model: Any,
+        cache: Mapping[str, Tensor],
+        layers: Iterable[int] | None = None,
+        *,
+        tokens: Tensor | None = None,
+        sink: Sink | SinkRule = "first",
+    ) -> "AttentionMaps":
+        """The same maps from an ``ActivationCache`` that already exists; no forward pass.
+
+        The cache must hold ``hook_pattern``, ``hook_v`` and ``hook_z`` of each layer (``names_filter`` may leave the rest out).
+
+        Args:
+            model: the model that made the cache.
+            cache: of one prompt, with or without the batch axis.
+            layers: the model's own layer numbers; None for all that the model has.
+            tokens: the prompt's ids ``[position]``, for labels; positions are shown where they are not given.
+            sink: as in :func:`attention_maps`.
+
+        Returns:
+            The maps.
+
+        Raises:
+            InputError: the cache lacks an activation or holds more than one prompt, or the tokens do not fit it.
+            UnsupportedAttentionError: a layer does not decompose into attention times values.
+        """
+        return _maps_from_cache(model, cache, layers, tokens, sink)
 
 
 class MapsAnalyzer(Analyzer):
@@ -72,8 +106,8 @@ class MapsAnalyzer(Analyzer):
         )  # fmt: skip
 
 
-def layer_maps(attention: LayerAttention) -> dict[str, Tensor]:
-    """The stored factors of one layer's maps, for the first sequence of a batch.
+def layer_maps(attention: LayerAttention, row: int = 0) -> dict[str, Tensor]:
+    """The stored factors of one layer's maps, for one sequence of a batch.
 
     Returns:
         ``attention``, ``cosine``, ``layer_cosine`` ``[head, query, key]``; ``value_norm``; ``output_norm``
@@ -91,7 +125,7 @@ def layer_maps(attention: LayerAttention) -> dict[str, Tensor]:
     found = {name: cosine.masked_fill(hidden.unsqueeze(1), float("nan")) for name, cosine in cosines.items()}
     found |= {"attention": attention.pattern, "value_norm": norms, "output_norm": output_norm}
     found |= {"layer_norm": layer_squared.sqrt()[:, 0], "visible": attention.visible}
-    return {name: tensor[0] for name, tensor in found.items()}
+    return {name: tensor[row] for name, tensor in found.items()}
 
 
 def _value_norms(attention: LayerAttention) -> Tensor:
@@ -132,51 +166,45 @@ def attention_maps(
     """
     one = [text] if isinstance(text, str) else text
     batches = tokenize(
-        model, one, context_length=model.cfg.n_ctx, batch_size=1, prepend_bos=prepend_bos, overflow="error", min_length=1
+        model,
+        one,
+        context_length=model.cfg.n_ctx,
+        batch_size=1,
+        prepend_bos=prepend_bos,
+        overflow="error",
+        min_length=1,
     )
     analyzer = MapsAnalyzer(lambda tokens: token_labels(model, tokens))
     [maps] = run(model, batches, [analyzer], layers=layers, sink=sink, progress=False)
     return maps
 
 
-def maps_from_cache(
-    model: Any,
-    cache: Mapping[str, Tensor],
-    *,
-    tokens: Tensor | None = None,
-    layers: Iterable[int] | None = None,
-    sink: Sink | SinkRule = "first",
+def _maps_from_cache(
+    model: Any, cache: Mapping[str, Tensor], layers: Iterable[int] | None, tokens: Tensor | None, sink: Sink | SinkRule
 ) -> AttentionMaps:
-    """The same maps from an ``ActivationCache`` that already exists; no forward pass.
-
-    The cache must hold ``hook_pattern``, ``hook_v`` and ``hook_z`` of each layer (``names_filter`` may leave the rest out).
-
-    Args:
-        model: the model that made the cache.
-        cache: of one prompt, with or without the batch axis.
-        tokens: the prompt's ids ``[position]``, for labels; positions are shown where they are not given.
-        layers: the model's own layer numbers; None for all that the model has.
-        sink: as in :func:`attention_maps`.
-
-    Returns:
-        :class:`~sinklens.AttentionMaps`.
-
-    Raises:
-        InputError: the cache lacks an activation or holds more than one prompt.
-        UnsupportedAttentionError: a layer does not decompose into attention times values.
-    """
     attention = ModelAttention(model, layers)
     reader = LayerReader(attention, sink_rule(sink))
-    first = _cached(cache, attention.cache_names(attention.layers[0]), attention.layers[0])
-    length = next(iter(first.values())).shape[-1]
+    length = _cached_length(attention, cache)
     ids = torch.zeros(1, length, dtype=torch.long) if tokens is None else tokens.reshape(1, -1).cpu()
     if ids.shape[1] != length:
         raise InputError(f"{ids.shape[1]} tokens do not fit a cache of {length} positions; pass the cache's own tokens")
-    analyzer = MapsAnalyzer(lambda row: token_labels(model, row) if tokens is not None else [str(i) for i in range(length)])
+    analyzer = MapsAnalyzer(_position_labels if tokens is None else lambda row: token_labels(model, row))
     analyzer.start(Setup(attention.layers, model.cfg.n_heads, attention.name))
     with torch.no_grad():
         for index, layer in enumerate(attention.layers):
-            reader.replay(index, layer, ids, _cached(cache, attention.cache_names(layer), layer), analyzer.update)
-    batches = tokenize(model, ids, context_length=length, min_length=1)
-    maps = analyzer.result(dataclasses.replace(describe(attention, batches, reader.sink), n_documents=1, n_sequences=1, n_tokens=length))
-    return maps if tokens is not None else dataclasses.replace(maps, token_ids=())
+            reader.replay(index, layer, ids, cache, analyzer.update)
+    return analyzer.result(
+        describe(attention, reader.sink, context_length=length, n_documents=1, n_sequences=1, n_tokens=length)
+    )
+
+
+def _cached_length(attention: ModelAttention, cache: Mapping[str, Tensor]) -> int:
+    names = [attention.hook(PATTERN, attention.layers[0]), at_layer(PATTERN, attention.layers[0])]
+    for name in names:
+        if name in cache:
+            return cache[name].shape[-1]
+    raise InputError(f"the cache has no {names[-1]!r}; cache it too (names_filter, or none)")
+
+
+def _position_labels(tokens: Tensor) -> list[str]:
+    return [str(position) for position in range(len(tokens))]

@@ -7,24 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklens.analyzers.base import Analyzer, Setup
+from sinklens.analyzers.means import MeansAnalyzer, Quantities
 from sinklens.analyzers.run import run
+from sinklens.analyzers.sink_terms import at_sinks, own_value, sink_term, values_as_read
 from sinklens.metrics.contributions import degenerate, inter_directions
 from sinklens.metrics.patterns import Entropy, previous_attention, row_entropy, self_attention
 from sinklens.metrics.sinks import attention_on
 from sinklens.metrics.suppression import alpha_star, is_interior, split_output
-from sinklens.metrics.head_space import to_head_space
 from sinklens.metrics.values import cosine, mean_value, sink_alignment, sink_mask, value_drain
 from sinklens.models.layer import LayerAttention
 from sinklens.models.sinks import Sink, SinkRule
-from sinklens.results.head_profile import COUNT_OF, HeadProfile, KindThresholds, empty_sums
+from sinklens.results.head_profile import HeadProfile, KindThresholds
 from sinklens.results.provenance import Provenance
 
-# Quantities of one layer and batch: per query ``[batch, head, query]``, per document ``[batch, head]``.
-Quantities = dict[str, Tensor]
 
-
-class ProfileAnalyzer(Analyzer):
+class ProfileAnalyzer(MeansAnalyzer):
     """Measures what :class:`~sinklens.HeadProfile` holds. Costs O(T · d_head) a head, and one pass over the pattern for the entropy.
 
     Args:
@@ -37,37 +34,20 @@ class ProfileAnalyzer(Analyzer):
         0.8
     """
 
+    kept = HeadProfile
+
     def __init__(self, eps: float = 0.3, entropy: Entropy = "collision", thresholds: KindThresholds | None = None):
         self.eps = eps
         self.entropy: Entropy = entropy
         self.thresholds = thresholds or KindThresholds()
-
-    def start(self, setup: Setup) -> None:
-        """Start from zero sums."""
-        self.layers = setup.layers
-        self.sums, self.counts = empty_sums(len(setup.layers), setup.n_heads)
 
     def update(self, attention: LayerAttention) -> None:
         """Add one layer of one batch."""
         quantities, counted = self._per_query(attention)
         documents, has_sink = self._per_document(attention, quantities["sink_mass"])
         rows = attention.queries.unsqueeze(1)
-        self._add(attention.index, quantities, {name: rows & mask for name, mask in counted.items()})
-        self._add(attention.index, documents, {name: has_sink.unsqueeze(1) for name in ("documents", "geometry")})
-
-    def _add(self, index: int, quantities: Quantities, counted: dict[str, Tensor]) -> None:
-        """Sum quantities over what counts; a stack, so that a layer needs few operations and one transfer."""
-        names = list(quantities)
-        stacked = torch.stack([quantities[name] for name in names])
-        weights = {name: mask.expand(stacked.shape[1:]) for name, mask in counted.items()}
-        selected = torch.stack([weights[COUNT_OF[name]] for name in names])
-        over = [axis for axis in range(1, stacked.ndim) if axis != 2]
-        sums = torch.where(selected, stacked, 0.0).double().sum(over).cpu()
-        counts = torch.stack(list(weights.values())).sum(over).double().cpu()
-        for name, value in zip(names, sums, strict=True):
-            self.sums[name][index] += value
-        for name, value in zip(weights, counts, strict=True):
-            self.counts[name][index] += value
+        self.add(attention.index, quantities, {name: rows & mask for name, mask in counted.items()})
+        self.add(attention.index, documents, {name: has_sink.unsqueeze(1) for name in ("documents", "geometry")})
 
     def _per_query(self, attention: LayerAttention) -> tuple[Quantities, dict[str, Tensor]]:
         on_sink = attention_on(attention.pattern, attention.sink)
@@ -89,7 +69,7 @@ class ProfileAnalyzer(Analyzer):
         # The sink's own query counts here, as in Gu et al.; after it there must be another for a mean to say something.
         received = (attention.queries | is_sink).unsqueeze(1).to(mass.dtype)
         mean = (mass * received).sum(-1) / received.sum(-1)
-        values = _values_as_read(attention)
+        values = values_as_read(attention)
         sink_value = mean_value(values, is_sink).unsqueeze(1)
         angles = cosine(values, sink_value).transpose(1, 2) * others.unsqueeze(1)
         norms = values.norm(dim=-1).transpose(1, 2)
@@ -109,15 +89,7 @@ class ProfileAnalyzer(Analyzer):
         """The profile of all batches."""
         conventions = {"eps": self.eps, "entropy": self.entropy}
         provenance = dataclasses.replace(provenance, conventions=conventions)
-        return HeadProfile(self.sums, self.counts, self.layers, self.eps, provenance, self.thresholds)
-
-
-def _values_as_read(attention: LayerAttention) -> Tensor:
-    """Projected values in head space; under a gate at its mean over the scored queries of the document (ours)."""
-    if attention.gate is None:
-        return attention.projected_value
-    mean_gate = mean_value(attention.gate, attention.queries).unsqueeze(1)
-    return to_head_space(attention.head_value * mean_gate, attention.weights.factor)
+        return HeadProfile(self.sums, self.counts, self.layers, provenance, self.eps, self.thresholds)
 
 
 def _learned_sink_mass(attention: LayerAttention) -> Tensor:
@@ -127,38 +99,13 @@ def _learned_sink_mass(attention: LayerAttention) -> Tensor:
     return attention.pattern.new_zeros(attention.pattern.shape[:-1])
 
 
-def _at_sinks(vectors: Tensor, sink: Tensor) -> Tensor:
-    """Vectors ``[batch, key, head, d]`` at the sinks ``[batch, sink, head, d]``; an absent sink's is never read, as ``A = 0``."""
-    index = sink.clamp(min=0)[:, :, None, None].expand(-1, -1, *vectors.shape[2:])
-    return vectors.gather(1, index)
-
-
-def _mixed(on_sink: Tensor, at_sinks: Tensor) -> Tensor:
-    """``Σ_s A_is x_s`` ``[batch, query, head, d]``, contiguous over heads first."""
-    return torch.matmul(on_sink, at_sinks.transpose(1, 2)).transpose(1, 2)
-
-
-def _sink_term(attention: LayerAttention, on_sink: Tensor) -> Tensor:
-    """The part of each head's output that comes from the sinks, in head space ``[batch, query, head, d_head]``."""
-    if attention.gate is None:
-        return _mixed(on_sink, _at_sinks(attention.projected_value, attention.sink))
-    raw = _mixed(on_sink, _at_sinks(attention.head_value, attention.sink))
-    return to_head_space(raw * attention.gate, attention.weights.factor)
-
-
-def _own_value(attention: LayerAttention) -> Tensor:
-    if attention.gate is None:
-        return attention.projected_value
-    return to_head_space(attention.head_value * attention.gate, attention.weights.factor)
-
-
 def _contributions(attention: LayerAttention, on_sink: Tensor, mass: Tensor) -> tuple[Quantities, dict[str, Tensor]]:
     """Contributions of the sink and of the query's own token, and what the sink does to the output's norm."""
-    output, term = attention.head_output, _sink_term(attention, on_sink)
+    output, term = attention.head_output, sink_term(attention, on_sink)
     squared = output.square().sum(-1).transpose(1, 2)
     intra_defined = ~degenerate(squared)
     safe = squared.masked_fill(~intra_defined, 1.0)
-    own = (output * _own_value(attention)).sum(-1).transpose(1, 2) * self_attention(attention.pattern)
+    own = (output * own_value(attention)).sum(-1).transpose(1, 2) * self_attention(attention.pattern)
     inter, inter_defined = _sink_inter(attention, on_sink)
     found = {
         "output_norm": squared.sqrt(),
@@ -176,13 +123,13 @@ def _sink_inter(attention: LayerAttention, on_sink: Tensor) -> tuple[Tensor, Ten
     output, W_O = attention.output, attention.W_O
     squared = output.square().sum(-1).unsqueeze(1)
     defined = ~degenerate(squared)
-    at_sinks = _at_sinks(attention.head_value, attention.sink)
+    sink_value = at_sinks(attention.head_value, attention.sink)
     if attention.gate is None:
-        projected = torch.einsum("bshd,hdm->bhsm", at_sinks, W_O)
+        projected = torch.einsum("bshd,hdm->bhsm", sink_value, W_O)
         products = torch.einsum("bqm,bhsm->bhqs", output, projected)
     else:
         directions = inter_directions(output, W_O)[0] * attention.gate
-        products = torch.einsum("bqhd,bshd->bhqs", directions, at_sinks)
+        products = torch.einsum("bqhd,bshd->bhqs", directions, sink_value)
     return (on_sink * products).sum(-1) / squared.masked_fill(~defined, 1.0), defined.expand_as(on_sink[..., 0])
 
 
@@ -190,7 +137,7 @@ def _suppression(
     attention: LayerAttention, output: Tensor, term: Tensor, mass: Tensor, squared: Tensor
 ) -> tuple[Quantities, Tensor]:
     one_sink = attention.gate is None and attention.sink.shape[-1] == 1
-    sink_value = _at_sinks(attention.projected_value, attention.sink) if one_sink else None
+    sink_value = at_sinks(attention.projected_value, attention.sink) if one_sink else None
     mixture = split_output(output, term, mass, sink_value)
     products = mixture.sink_squared, mixture.inner, mixture.other_squared
     alpha = alpha_star(*products)

@@ -61,7 +61,7 @@ def run(
             reader.read(batch.tokens, batch.mask, receive)
             bar.update(len(batch.tokens))
     warn_once(attention.name, attention.frame)
-    provenance = describe(attention, batches, reader.sink)
+    provenance = describe(attention, reader.sink, **_counts(batches))
     return [analyzer.result(provenance) for analyzer in analyzers]
 
 
@@ -75,19 +75,14 @@ def _batches(model: Any, texts: Any, tokenization: dict[str, Any]) -> TokenBatch
     return texts
 
 
-def describe(attention: ModelAttention, batches: TokenBatches, sink: SinkRule) -> Provenance:
-    """The provenance of a run that has read its batches."""
+def describe(attention: ModelAttention, sink: SinkRule, **counts: Any) -> Provenance:
+    """The provenance of a run: the model, how sinks were chosen, and what was counted."""
     return Provenance(
-        model_name=attention.name,
-        backend=attention.backend,
-        frame=attention.frame,
-        dtype=attention.dtype,
-        context_length=batches.context_length,
-        n_documents=batches.n_documents,
-        n_sequences=batches.n_sequences,
-        n_tokens=batches.n_tokens,
-        n_cut=batches.n_cut,
-        n_skipped=batches.n_skipped,
-        prepended_bos=batches.prepended_bos,
-        sink=sink.describe(),
-    )
+        model_name=attention.name, backend=attention.backend, frame=attention.frame, dtype=attention.dtype,
+        sink=sink.describe(), **counts,
+    )  # fmt: skip
+
+
+def _counts(batches: TokenBatches) -> dict[str, Any]:
+    names = ("context_length", "n_documents", "n_sequences", "n_tokens", "n_cut", "n_skipped", "prepended_bos")
+    return {name: getattr(batches, name) for name in names}

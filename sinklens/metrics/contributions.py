@@ -267,7 +267,11 @@ def contribution_factors(
 
 
 def contributions_per_key(
-    pattern: Pattern, value: HeadValue, directions: HeadOutput, squared_norm: SquaredNorm, gate: HeadOutput | None = None
+    pattern: Pattern,
+    value: HeadValue,
+    directions: HeadOutput,
+    squared_norm: SquaredNorm,
+    gate: HeadOutput | None = None,
 ) -> PerKey:
     """Contributions summed over queries, ``Σ_i c_ij = <v_j, (Aᵀ û)_j>`` with ``û_i = u_i / ||o_i||²``.
 

@@ -57,7 +57,9 @@ def split_output(
     if sink_value is None:
         sink_value = sink_term / mass.masked_fill(~defined, 1.0).unsqueeze(-1)
     others = (output - sink_term) / safe_rest
-    sums = [(left * right).sum(-1) for left, right in ((sink_value, sink_value), (sink_value, others), (others, others))]
+    sums = [
+        (left * right).sum(-1) for left, right in ((sink_value, sink_value), (sink_value, others), (others, others))
+    ]
     return Mixture(*(s.masked_fill(~defined, 0.0).transpose(1, 2) for s in sums), defined.transpose(1, 2))
 
 

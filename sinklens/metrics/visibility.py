@@ -72,9 +72,7 @@ def visible_counts(mask: KeyMask, causal: bool = True, window: int | None = None
     return (before + after) * mask
 
 
-def queries_after(
-    sink: SinkPositions, mask: KeyMask, causal: bool = True, window: int | None = None
-) -> KeyMask:
+def queries_after(sink: SinkPositions, mask: KeyMask, causal: bool = True, window: int | None = None) -> KeyMask:
     """The queries over which sink statistics are averaged: real tokens after the first sink that see at least one sink.
 
     Without a causal order there is no "after": every real token that is not itself a sink counts.

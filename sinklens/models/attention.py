@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sinklens.errors import InputError, UnsupportedAttentionError
 from sinklens.models.frames import describe_frame
-from sinklens.models.hook_names import GATE, OUTPUTS, PATTERN, VALUE, Z, at_layer
+from sinklens.models.hook_names import OUTPUTS, PATTERN, VALUE, Z, at_layer
 from sinklens.models.layer import at_least_float32
 from sinklens.results.labels import describe_numbers
 
@@ -88,9 +88,10 @@ class ModelAttention:
         point = self.model.hook_dict.get(at_layer(template, layer))
         return None if point is None else str(point.name or at_layer(template, layer))
 
-    def gate_hook(self, layer: int) -> str | None:
-        """The gate's hook, where the query projection carries a gate (Qwen3-Next)."""
-        return self.hook(GATE, layer) if getattr(self.model.cfg, "gated_q_proj", False) else None
+    @property
+    def is_gated(self) -> bool:
+        """Whether the query projection carries a gate on the heads' outputs (Qwen3-Next)."""
+        return bool(getattr(self.model.cfg, "gated_q_proj", False))
 
     def output_hooks(self, layer: int) -> list[str]:
         """The hooks that may hold the layer's output; which of them does is found by comparison."""
@@ -110,7 +111,9 @@ class ModelAttention:
         try:
             W_O, b_O = module.W_O, getattr(module, "b_O", None)
         except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
-            raise UnsupportedAttentionError(f"{self.name}, layer {layer}: W_O cannot be read: {_one_line(error)}") from error
+            raise UnsupportedAttentionError(
+                f"{self.name}, layer {layer}: W_O cannot be read: {_one_line(error)}"
+            ) from error
         if not isinstance(W_O, Tensor) or not W_O.is_floating_point() or W_O.ndim != 3:
             kind = str(getattr(W_O, "dtype", type(W_O).__name__))
             raise UnsupportedAttentionError(
@@ -122,7 +125,8 @@ class ModelAttention:
 
     def has_learned_sink(self, layer: int) -> bool:
         """Whether a learned logit takes part in the softmax without being a key (gpt-oss)."""
-        return isinstance(getattr(_original(self.module(layer)), "sinks", None), Tensor)
+        module = self.module(layer)
+        return any(isinstance(getattr(owner, "sinks", None), Tensor) for owner in (_original(module), module))
 
     def window(self, layer: int) -> int | None:
         """How many keys back a query sees, its own included; None for full attention."""
@@ -178,7 +182,11 @@ def _config_window(module: Any, layer: int) -> int | None:
     if kinds and kinds[layer] not in ("sliding_attention", "local"):
         return None
     # GPT-Neo calls it window_size and has it only beside attention_layers.
-    return getattr(config, "window_size", None) if kinds and kinds[layer] == "local" else getattr(config, "sliding_window", None)
+    return (
+        getattr(config, "window_size", None)
+        if kinds and kinds[layer] == "local"
+        else getattr(config, "sliding_window", None)
+    )
 
 
 def _one_line(error: Exception) -> str:

@@ -1,20 +1,20 @@
 """One forward pass that hands over each layer's attention as soon as it is complete, and keeps none of it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sinklens.errors import HookNotFiredError
+from sinklens.errors import HookNotFiredError, InputError, UnsupportedAttentionError
 from sinklens.metrics.head_space import head_factor
 from sinklens.models.attention import ModelAttention
-from sinklens.models.hook_names import PATTERN, VALUE, Z
+from sinklens.models.hook_names import GATE, PATTERN, VALUE, Z, at_layer
 from sinklens.models.layer import LayerAttention, LayerWeights, at_least_float32
 from sinklens.models.sinks import SinkRule
-from sinklens.models.verify import Identities, compare
+from sinklens.models.verify import Identities, compare, layout_failure
 
 Hook = tuple[str, Callable[..., Any]]
 
@@ -62,12 +62,20 @@ def _require_once(hooks: Sequence[Hook], fired: Counter[int]) -> None:
 class LayerReader:
     """Runs batches through a model and gives each layer's attention to a function while the pass goes on.
 
-    One layer is in memory at a time. On the first batch each layer's decomposition is verified, and the hook that holds
+    One layer is in memory at a time. ``extra_hooks`` are templates of further hooks to capture. A layer that does not
+    decompose raises, or is told to ``on_failure`` where that is given. On the first batch each layer's decomposition is verified, and the hook that holds
     its output is found (:mod:`sinklens.models.verify`).
     """
 
-    def __init__(self, attention: ModelAttention, sink: SinkRule, extra_hooks: Sequence[str] = ()):
+    def __init__(
+        self,
+        attention: ModelAttention,
+        sink: SinkRule,
+        extra_hooks: Sequence[str] = (),
+        on_failure: Callable[[int, str], object] | None = None,
+    ):
         self.attention = attention
+        self.on_failure = on_failure
         self.sink = sink
         self.extra_hooks = tuple(dict.fromkeys(extra_hooks))
         self.identities: dict[int, Identities] = {}
@@ -86,12 +94,39 @@ class LayerReader:
             UnsupportedAttentionError: a layer does not decompose.
         """
         device = self.attention.device
-        pending = [_PendingLayer(self, index, layer, tokens, mask, receive) for index, layer in enumerate(self.attention.layers)]
+        pending = [
+            _PendingLayer(self, index, layer, tokens, mask, receive)
+            for index, layer in enumerate(self.attention.layers)
+        ]
         hooks = [hook for layer in pending for hook in layer.hooks()]
         # Causal attention never looks at padding on the right; a mask would only make the pass slower.
         arguments = {} if self.attention.is_causal or bool(mask.all()) else {"attention_mask": mask.long().to(device)}
         with torch.no_grad(), hooked(self.attention.model, hooks) as forward:
             forward(tokens.to(device), return_type=None, **arguments)
+
+    def replay(
+        self,
+        index: int,
+        layer: int,
+        tokens: Tensor,
+        cache: Mapping[str, Tensor],
+        receive: Callable[[LayerAttention], object],
+    ) -> None:
+        """Give one layer of a cache to ``receive`` as :meth:`read` would; hooks may be cached under any of their names.
+
+        Args:
+            index: the layer's row in results.
+            layer: the model's own number.
+            tokens: ``[1, position]``, all real.
+            cache: activations of one prompt, with or without the batch axis.
+            receive: gets the layer's attention.
+
+        Raises:
+            InputError: the cache lacks an activation, or holds more than one prompt.
+            UnsupportedAttentionError: the layer does not decompose.
+        """
+        pending = _PendingLayer(self, index, layer, tokens, torch.ones_like(tokens, dtype=torch.bool), receive)
+        pending.hand_over(pending.from_cache(cache))
 
     def weights(self, layer: int, device: torch.device) -> LayerWeights:
         """The layer's weights on a device. Only the head factor is kept: float32 copies of every layer would fill memory."""
@@ -101,7 +136,12 @@ class LayerReader:
         if layer not in self._factors:
             self._factors[layer] = head_factor(W_O)
         return LayerWeights(
-            W_O, b_O, self._factors[layer], attention.is_causal, attention.window(layer), attention.has_learned_sink(layer)
+            W_O,
+            b_O,
+            self._factors[layer],
+            attention.is_causal,
+            attention.window(layer),
+            attention.has_learned_sink(layer),
         )
 
     def output_hooks(self, layer: int) -> list[str]:
@@ -121,8 +161,22 @@ class LayerReader:
         """
         gain = post_norm_gain(self.attention, view.layer)
         identities = compare(view, outputs, self.attention.dtype, gain)
-        identities.require(self.attention.name)
         self.identities[view.layer] = identities
+        self.require(view.layer, identities.failure)
+
+    def require(self, layer: int, failure: str | None) -> None:
+        """Raise, or tell ``on_failure``, where a layer cannot be used.
+
+        Raises:
+            UnsupportedAttentionError: naming the layer and the reason.
+        """
+        if failure is not None and self.on_failure is not None:
+            self.on_failure(layer, failure)
+        elif failure is not None:
+            raise UnsupportedAttentionError(
+                f"{self.attention.name}, layer {layer}: {failure}; leave the layer out with layers=[...], "
+                "or see sinklens.check_model(model)"
+            )
 
 
 def post_norm_gain(attention: ModelAttention, layer: int) -> Tensor | None:
@@ -144,8 +198,8 @@ class _PendingLayer:
         self.tokens, self.mask, self.receive = tokens, mask, receive
         attention = reader.attention
         self.outputs = reader.output_hooks(layer)
-        self.gate = attention.gate_hook(layer)
-        self.names = {name: attention.hook(name, layer) for name in (PATTERN, VALUE, Z, *reader.extra_hooks)}
+        gate = (GATE,) if attention.is_gated else ()
+        self.names = {name: attention.hook(name, layer) for name in (PATTERN, VALUE, Z, *gate, *reader.extra_hooks)}
         self.tensors: dict[str, Tensor] = {}
 
     def hooks(self) -> list[Hook]:
@@ -156,7 +210,7 @@ class _PendingLayer:
                     f"layer {self.layer} has no hook {template!r}; expected a template such as "
                     "'blocks.{layer}.hook_resid_pre' that is in model.hook_dict"
                 )
-        wanted = [*(name for name in self.names.values() if name), *self.outputs, *([self.gate] if self.gate else [])]
+        wanted = [*(name for name in self.names.values() if name), *self.outputs]
         self.expected = tuple(dict.fromkeys(wanted))
         return [(name, self._keep(name)) for name in self.expected]
 
@@ -164,29 +218,56 @@ class _PendingLayer:
         def keep(tensor: Tensor, hook: Any) -> None:
             self.tensors[name] = tensor.detach()
             if len(self.tensors) == len(self.expected):
-                self._hand_over()
+                taken, self.tensors = self.tensors, {}
+                self.hand_over(taken)
 
         return keep
 
-    def _hand_over(self) -> None:
-        taken, self.tensors = self.tensors, {}
-        outputs = {name: taken[name] for name in self.outputs}
+    def from_cache(self, cache: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The layer's tensors from a cache, by canonical hook name; outputs that it lacks are done without."""
+        spellings = {str(name): {str(name), at_layer(template, self.layer)} for template, name in self.names.items()}
+        known = self.reader.attention.output_hooks(self.layer)
+        self.outputs = [name for name in known if name in cache]
+        taken: dict[str, Tensor] = {name: cache[name] for name in self.outputs}
+        for name, spelled in spellings.items():
+            found = [spelling for spelling in spelled if spelling in cache]
+            if not found:
+                raise InputError(f"the cache has no {sorted(spelled)[0]!r}; cache it too (names_filter, or none)")
+            taken[name] = cache[found[0]]
+        return self._with_batch_axis(taken)
+
+    def _with_batch_axis(self, taken: dict[str, Tensor]) -> dict[str, Tensor]:
+        pattern = taken[str(self.names[PATTERN])]
+        if pattern.ndim == 3:
+            return {name: tensor.unsqueeze(0) for name, tensor in taken.items()}
+        if len(pattern) != 1:
+            raise InputError(f"the cache holds {len(pattern)} prompts; maps are of one. Cache one prompt at a time")
+        return taken
+
+    def hand_over(self, taken: dict[str, Tensor]) -> None:
+        """Build the view of the layer, verify it where this has not been done yet, and pass it on."""
+        failure = self._layout_failure(taken)
+        if failure is not None:
+            self.reader.require(self.layer, failure)
+            return
         view = self._view(taken)
+        chosen = self.outputs
         if self.layer not in self.reader.identities:
-            self.reader.verify(view, outputs)
-            chosen = self.reader.output_hooks(self.layer)
-        else:
-            chosen = self.outputs
-        view.module_output = at_least_float32(outputs[chosen[0]]).to(view.z.device) if chosen else None
+            self.reader.verify(view, {name: taken[name] for name in self.outputs})
+            chosen = [name for name in self.reader.output_hooks(self.layer) if name in taken]
+        view.module_output = at_least_float32(taken[chosen[0]]).to(view.z.device) if chosen else None
         self.receive(view)
 
+    def _layout_failure(self, taken: dict[str, Tensor]) -> str | None:
+        pattern, value, z = (taken[str(self.names[name])] for name in (PATTERN, VALUE, Z))
+        return layout_failure(pattern, value, z, self.reader.attention.output_weights(self.layer)[0])
+
     def _view(self, taken: dict[str, Tensor]) -> LayerAttention:
-        pattern = at_least_float32(taken[str(self.names[PATTERN])])
-        value, z = (at_least_float32(taken[str(self.names[name])]).to(pattern.device) for name in (VALUE, Z))
-        gate = torch.sigmoid(at_least_float32(taken[self.gate])).view_as(z) if self.gate else None
+        pattern, value, z = (at_least_float32(taken[str(self.names[name])]) for name in (PATTERN, VALUE, Z))
+        device = pattern.device
+        gate = torch.sigmoid(at_least_float32(taken[str(self.names[GATE])])).view_as(z) if GATE in self.names else None
         return LayerAttention(
-            layer=self.layer, index=self.index, pattern=pattern, value=value, z=z, gate=gate,
-            weights=self.reader.weights(self.layer, pattern.device), mask=self.mask.to(pattern.device),
-            tokens=self.tokens.to(pattern.device), sink_rule=self.reader.sink,
-            captured={name: taken[str(self.names[name])] for name in self.reader.extra_hooks},
+            layer=self.layer, index=self.index, pattern=pattern, value=value.to(device), z=z.to(device), gate=gate,
+            weights=self.reader.weights(self.layer, device), mask=self.mask.to(device), tokens=self.tokens.to(device),
+            sink_rule=self.reader.sink, captured={name: taken[str(self.names[name])] for name in self.reader.extra_hooks},
         )  # fmt: skip

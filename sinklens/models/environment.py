@@ -16,8 +16,20 @@ from sinklens.errors import ModelLoadError
 
 HEADROOM = "Close other programs, choose a smaller dtype such as bfloat16, or a smaller model."
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
-_DTYPE_ALIASES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32", "double": "float64"}
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+_DTYPE_ALIASES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+    "double": "float64",
+}
 
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
@@ -40,13 +52,17 @@ def parse_device(device: str | torch.device | None) -> torch.device:
     try:
         parsed = torch.device(device)
     except RuntimeError as error:
-        raise ModelLoadError(f"unknown device {device!r}; expected for example 'cpu', 'cuda' or 'cuda:1'") from error
+        raise ModelLoadError(
+            f"unknown device {device!r}; expected for example 'cpu', 'cuda' or 'cuda:1'"
+        ) from error
     if parsed.type == "meta":
         raise ModelLoadError("device 'meta' holds no numbers; expected for example 'cpu' or 'cuda'")
     try:
         torch.empty(1, device=parsed)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ModelLoadError(f"device {str(device)!r} is not available here; available: {', '.join(_available_devices())}") from error
+        raise ModelLoadError(
+            f"device {str(device)!r} is not available here; available: {', '.join(_available_devices())}"
+        ) from error
     return parsed
 
 
@@ -56,7 +72,7 @@ def _available_devices() -> list[str]:
 
 
 def check_memory(source: str, config: Any, dtype: torch.dtype, device: torch.device, copies: int) -> None:
-    """Refuse a model whose weights alone do not fit, before the machine starts to swap or ends the process."""
+    """Refuse a model whose weights alone do not fit, before the machine swaps or ends the process."""
     available = available_memory(device)
     if available is None:
         return
@@ -92,13 +108,17 @@ def stored_bytes(folder: Path) -> int:
 
 
 def _parameter_count(config: Any) -> int:
-    """Number of parameters of the model that ``config`` describes, 0 where transformers cannot say; no memory is used."""
+    """Number of parameters of the model that ``config`` describes, 0 where transformers cannot say; no memory
+    is used.
+    """
     from transformers import AutoModel
 
     try:
         with torch.device("meta"):
             return sum(parameter.numel() for parameter in AutoModel.from_config(config).parameters())
-    except Exception:  # an estimate only: what is wrong with the configuration is reported by the loading itself
+    except (
+        Exception
+    ):  # an estimate only: what is wrong with the configuration is reported by the loading itself
         return 0
 
 
@@ -107,7 +127,9 @@ def _gigabytes(amount: int) -> str:
 
 
 def is_offline() -> bool:
-    """Whether the Hugging Face hub's name cannot even be looked up. A proxy looks names up itself, so with one the answer is no."""
+    """Whether the Hugging Face hub's name cannot even be looked up. A proxy looks names up itself, so with
+    one the answer is no.
+    """
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -123,7 +145,8 @@ def is_offline() -> bool:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[list[str]]:
-    """Keep transformers and TransformerLens from writing to the terminal; yields their warnings, for the caller to judge.
+    """Keep transformers and TransformerLens from writing to the terminal; yields their warnings, for the
+    caller to judge.
 
     The progress bars of downloads stay.
     """
@@ -132,15 +155,19 @@ def quiet_transformers() -> Iterator[list[str]]:
     messages: list[str] = []
     logger = logging.getLogger("transformers")
     bars = transformers_logging.is_progress_bar_enabled()
-    with _only_recording(logger, messages), _only_recording(logging.getLogger(), []), contextlib.redirect_stdout(io.StringIO()):
-        with warnings.catch_warnings():
-            for category in (FutureWarning, DeprecationWarning):
-                warnings.simplefilter("ignore", category)
-            _show_loading_bars(False)
-            try:
-                yield messages
-            finally:
-                _show_loading_bars(bars)
+    with (
+        _only_recording(logger, messages),
+        _only_recording(logging.getLogger(), []),
+        contextlib.redirect_stdout(io.StringIO()),
+        warnings.catch_warnings(),
+    ):
+        for category in (FutureWarning, DeprecationWarning):
+            warnings.simplefilter("ignore", category)
+        _show_loading_bars(False)
+        try:
+            yield messages
+        finally:
+            _show_loading_bars(bars)
 
 
 def _show_loading_bars(shown: bool) -> None:

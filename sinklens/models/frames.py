@@ -39,7 +39,10 @@ def _is_centred(W_O: Tensor) -> bool:
 
 
 def _value_bias_folded(attention: Any) -> bool:
-    biases = [getattr(attention, name, None) for name in ("b_V", "b_O")]
+    try:
+        biases = [getattr(attention, name, None) for name in ("b_V", "b_O")]
+    except NotImplementedError:  # latent attention has no value bias to read
+        return False
     if not all(isinstance(bias, Tensor) for bias in biases):
         return False
     value_bias, output_bias = biases

@@ -1,5 +1,6 @@
-"""A HookedTransformer (TransformerLens before version 4) from any Hugging Face model of a family that it knows, by name or folder."""
+"""A HookedTransformer (TransformerLens before version 4) with raw weights, by name or from a folder."""
 
+import importlib
 import tempfile
 from typing import Any
 
@@ -11,27 +12,57 @@ LONGEST_CONTEXT = 2048  # every layer of a HookedTransformer holds a mask of con
 AGREEMENT = 0.02  # of the logits' spread; half precision stays below, a weight that was left out does not
 
 
-def load_hooked(hooked_class: Any, source: str, config: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Load ``source`` as a HookedTransformer with raw weights, and check its logits against transformers' own."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def hooked_transformer() -> Any:
+    """The class HookedTransformer; a ModelLoadError where TransformerLens has it no more."""
+    try:
+        return importlib.import_module("transformer_lens").HookedTransformer
+    except (ImportError, AttributeError) as error:
+        raise ModelLoadError(
+            "backend 'hooked' needs HookedTransformer, which TransformerLens has no more from version 4 on. "
+            "Use backend='bridge', or install transformer-lens<4."
+        ) from error
 
-    original = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="eager").eval().to(device)
-    model = convert(hooked_class, original, AutoTokenizer.from_pretrained(source), device, dtype)
+
+def load_hooked(source: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """Load ``source`` as a HookedTransformer.
+
+    TransformerLens knows a list of names; any other name or folder of a family that it knows is converted
+    here, and the logits are checked against those of transformers.
+    """
+    if _is_known_name(source):
+        return hooked_transformer().from_pretrained_no_processing(source, device=str(device), dtype=dtype)
+    transformers: Any = importlib.import_module("transformers")
+    original = transformers.AutoModelForCausalLM.from_pretrained(
+        source, dtype=dtype, attn_implementation="eager"
+    )
+    original = original.eval().to(device)
+    model = _converted(original, transformers.AutoTokenizer.from_pretrained(source), device, dtype)
     _check_agreement(model, original, source)
     return model
 
 
-def convert(hooked_class: Any, original: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Convert a transformers model. TransformerLens looks names up in a list of its own, but takes any folder that has a config.json."""
-    from transformer_lens import loading_from_pretrained as loading  # pyright: ignore[reportAttributeAccessIssue]
+def _is_known_name(source: str) -> bool:
+    try:
+        _loading().get_official_model_name(source)
+    except ValueError:
+        return False
+    return True
 
-    # a neutral folder: TransformerLens guesses the family from words anywhere in the path
+
+def _loading() -> Any:
+    return importlib.import_module("transformer_lens.loading_from_pretrained")
+
+
+def _converted(original: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    if hasattr(original.config, "n_positions") and not hasattr(original.config, "n_ctx"):
+        original.config.n_ctx = original.config.n_positions  # TransformerLens asks for GPT-2's former name
+    # A folder of its own with a neutral name: TransformerLens guesses the family from words in the path.
     with tempfile.TemporaryDirectory(prefix="model-") as folder:
         original.config.save_pretrained(folder)
-        config = loading.get_pretrained_model_config(folder, device=str(device), dtype=dtype)
+        config = _loading().get_pretrained_model_config(folder, device=str(device), dtype=dtype)
         config.n_ctx = min(config.n_ctx, LONGEST_CONTEXT)
-        weights = loading.get_pretrained_state_dict(folder, config, original, dtype=dtype)
-    model = hooked_class(config, tokenizer, move_to_device=False)
+        weights = _loading().get_pretrained_state_dict(folder, config, original, dtype=dtype)
+    model = hooked_transformer()(config, tokenizer, move_to_device=False)
     model.load_and_process_state_dict(
         weights,
         fold_ln=False,
@@ -45,13 +76,13 @@ def convert(hooked_class: Any, original: Any, tokenizer: Any, device: torch.devi
 
 
 def _check_agreement(model: Any, original: Any, source: str) -> None:
-    """TransformerLens' converters leave out weights that they do not expect, such as biases, without a word."""
+    """Compare logits: TransformerLens' converters silently leave out weights that they do not expect."""
     tokens = torch.arange(2, 10, device=original.device)[None]
     with torch.no_grad():
         expected = original(tokens).logits.float()
-        gap = (model(tokens).float() - expected).abs().max() / expected.std()
+        gap = float((model(tokens).float() - expected).abs().max() / expected.std())
     if not gap < AGREEMENT:
         raise ModelLoadError(
-            f"{source}: HookedTransformer's conversion gives other logits than the model itself (off by {float(gap):.2g} of their spread). "
-            "Use backend='bridge'."
+            f"{source}: as a HookedTransformer it gives other logits than the model itself "
+            f"(off by {gap:.2g} of their spread). Use backend='bridge'."
         )

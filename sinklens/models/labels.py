@@ -1,4 +1,6 @@
-"""Token labels for people: one per position, whitespace visible, nothing that could disturb the text around it."""
+"""Token labels for people: one per position, whitespace visible, nothing that could disturb the text around
+it.
+"""
 
 import unicodedata
 from typing import Any
@@ -17,10 +19,11 @@ _FIRST_STRONG_ISOLATE, _POP_ISOLATE = "\u2068", "\u2069"
 def token_labels(model: Any, tokens: Int[Tensor, " position"]) -> list[str]:
     r"""Label every token of one sequence for display.
 
-    Each label is the token decoded, with a space shown as ``·``, a newline as ``↵`` and a tab as ``⇥``. Special tokens keep their
-    spelling (``<s>``, ``<|im_start|>``). A character that is spread over several byte-level tokens stands at the first of them and the
-    others read ``⋯``. Control characters and invisible formatting are spelled out (``⟨U+202E⟩``), and right-to-left text is isolated.
-    Labels are plain text: a renderer escapes them for HTML. They need not be unique, so plot them as tick text over integer positions.
+    Each label is the token decoded, with a space shown as ``·``, a newline as ``↵`` and a tab as ``⇥``.
+    Special tokens keep their spelling (``<s>``, ``<|im_start|>``). A character that is spread over several
+    byte-level tokens stands at the first of them and the others read ``⋯``. Control characters and invisible
+    formatting are spelled out (``⟨U+202E⟩``), and right-to-left text is isolated. Labels are plain text: a
+    renderer escapes them for HTML. They need not be unique, so plot them as tick text over integer positions.
 
     Args:
         model: anything with a ``tokenizer``; where that is None, the labels are the token ids.
@@ -47,7 +50,8 @@ def token_labels(model: Any, tokens: Int[Tensor, " position"]) -> list[str]:
 
 
 def visible(text: str) -> str:
-    r"""Make text safe and readable as a label: whitespace visible, control and formatting characters spelled out.
+    r"""Make text safe and readable as a label: whitespace visible, control and formatting characters spelled
+    out.
 
     >>> visible(" a\n"), visible("\x00"), visible("\u202e")
     ('·a↵', '␀', '⟨U+202E⟩')
@@ -76,7 +80,7 @@ def _visible_character(character: str, alone: bool) -> str:
 
 
 def _character_group(tokenizer: Any, token_ids: list[int], start: int) -> tuple[str, int]:
-    """Text of the shortest run of tokens from ``start`` that ends on a whole character, and the run's length."""
+    """The shortest run of tokens from ``start`` that ends on a whole character: its text, its length."""
     first = _decode(tokenizer, token_ids[start : start + 1])
     if REPLACEMENT not in first:
         return _with_leading_space(tokenizer, token_ids[start], first), 1
@@ -92,7 +96,9 @@ def _decode(tokenizer: Any, token_ids: list[int]) -> str:
 
 
 def _with_leading_space(tokenizer: Any, token: int, text: str) -> str:
-    """SentencePiece tokenizers drop the space of a word that is decoded alone; its piece still has it, as ``▁``."""
+    """SentencePiece tokenizers drop the space of a word that is decoded alone; its piece still has it, as
+    ``▁``.
+    """
     to_pieces = getattr(tokenizer, "convert_ids_to_tokens", None)
     piece = to_pieces([token])[0] if to_pieces else None
     if isinstance(piece, str) and piece.startswith("▁") and not text.startswith(" "):

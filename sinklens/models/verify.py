@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sinklens.errors import UnsupportedAttentionError
 from sinklens.metrics.contributions import layer_output
 from sinklens.metrics.visibility import allowed_pairs
 from sinklens.models.layer import LayerAttention, at_least_float32
@@ -25,7 +24,8 @@ class Identities:
         head_gap: ``max|z - A v| / max|z|``, after the gate.
         leak: the largest attention on a key that should be invisible.
         row_gap: ``max|1 - Σ_j A_ij|``.
-        output_gaps: ``max|Σ_h z W_O + b_O - hook| / max|hook|`` for every hook that may hold the layer's output.
+        output_gaps: ``max|Σ_h z W_O + b_O - hook| / max|hook|`` for every hook that may hold the layer's output; empty
+            where none was at hand (a cache without them).
         tolerance: what a gap may be for the model's dtype.
     """
 
@@ -56,24 +56,36 @@ class Identities:
             )
         if not self.leak <= self.tolerance:
             return f"attention {self.leak:.2g} stands on keys that should be invisible: an unknown attention mask"
-        if self.output_hook is None:
+        if self.output_gaps and self.output_hook is None:
             return (
                 f"its heads do not add up to the attention's output (relative gap {self.output_gap:.2g}): "
                 "W_O of another layout, or a hook of yours edits the output"
             )
         return None
 
-    def require(self, model_name: str) -> None:
-        """Raise where the layer does not decompose.
 
-        Raises:
-            UnsupportedAttentionError: naming the layer and the reason.
-        """
-        if self.failure:
-            raise UnsupportedAttentionError(
-                f"{model_name}, layer {self.layer}: {self.failure}; leave the layer out with layers=[...], "
-                "or see sinklens.check_model(model)"
-            )
+def layout_failure(pattern: Tensor, value: Tensor, z: Tensor, W_O: Tensor) -> str | None:
+    """Why tensors of these shapes cannot be pattern, values, head outputs and output weights of one layer, or None.
+
+    Example:
+        >>> one = torch.zeros(1, 1, 1, 1)
+        >>> layout_failure(one, one, one, torch.zeros(1, 1, 4)) is None
+        True
+    """
+    if not all(tensor.ndim == 4 for tensor in (pattern, value, z)):
+        return f"pattern, value and z have {pattern.ndim}, {value.ndim} and {z.ndim} axes; expected 4 each, with heads apart"
+    n_heads, d_head = z.shape[2:]
+    if pattern.shape[1] != n_heads or tuple(W_O.shape[:2]) != (n_heads, d_head):
+        return (
+            f"the pattern has {pattern.shape[1]} heads, z has {n_heads} heads of {d_head}, "
+            f"W_O has {W_O.shape[0]} heads of {W_O.shape[1]}; expected the same heads in all"
+        )
+    if n_heads % value.shape[2] or value.shape[3] != d_head:
+        return (
+            f"values come as {value.shape[2]} heads of {value.shape[3]}, z as {n_heads} heads of {d_head}: "
+            "a layout of values that sinklens does not read (latent attention, MLA)"
+        )
+    return None
 
 
 def compare(

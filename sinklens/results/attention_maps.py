@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import pandas as pd
 from torch import Tensor
@@ -106,7 +107,7 @@ class AttentionMaps:
             raise InputError(f"no metric {name!r}; the metrics are {', '.join(METRICS)}")
         return getattr(self, name)
 
-    def layer(self, layer: int) -> "AttentionMaps":
+    def layer(self, layer: int) -> Self:
         """The maps of one layer only, by the model's own number.
 
         Raises:
@@ -114,7 +115,7 @@ class AttentionMaps:
         """
         row = layer_index(self.layers, layer)
         kept = {name: getattr(self, name)[row : row + 1] for name in _TENSORS}
-        return AttentionMaps(
+        return type(self)(
             **kept, tokens=self.tokens, token_ids=self.token_ids, layers=(layer,),
             sink_positions=self.sink_positions, provenance=self.provenance,
         )  # fmt: skip
@@ -146,7 +147,7 @@ class AttentionMaps:
         return save_tensors(path, type(self).__name__, {name: getattr(self, name) for name in _TENSORS}, metadata)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "AttentionMaps":
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Load what :meth:`save` wrote.
 
         Raises:

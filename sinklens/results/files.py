@@ -4,6 +4,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,33 @@ def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
     return tensors, metadata
 
 
+TABLE_SUFFIXES = (".parquet", ".csv", ".json")
+
+
+def check_table_suffix(path: str | os.PathLike[str], also: tuple[str, ...] = ()) -> None:
+    """Fail before the work, not after it, where a table cannot be written under this suffix.
+
+    Args:
+        path: the file.
+        also: further suffixes that are good.
+
+    Raises:
+        ResultFileError: the suffix is unknown, or parquet's package is missing.
+
+    Example:
+        >>> check_table_suffix("table.xls")
+        Traceback (most recent call last):
+            ...
+        sinklens.errors.ResultFileError: cannot write table.xls: unknown suffix '.xls'; use .parquet, .csv or .json
+    """
+    suffix, known = Path(path).suffix, (*also, *TABLE_SUFFIXES)
+    if suffix not in known:
+        listed = ", ".join(known[:-1])
+        raise ResultFileError(f"cannot write {path}: unknown suffix {suffix!r}; use {listed} or {known[-1]}")
+    if suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise ResultFileError(f"cannot write {path}: parquet needs pyarrow; pip install 'sinklens[parquet]'")
+
+
 def write_table(path: str | os.PathLike[str], table: pd.DataFrame) -> Path:
     """Write a table as parquet, csv or JSON records, by the path's suffix.
 
@@ -146,20 +174,15 @@ def write_table(path: str | os.PathLike[str], table: pd.DataFrame) -> Path:
         ResultFileError: the suffix is unknown, the file cannot be written, or parquet's package is missing.
 
     Example:
-        >>> write_table("table.xls", pd.DataFrame())
-        Traceback (most recent call last):
-            ...
-        sinklens.errors.ResultFileError: cannot write table.xls: unknown suffix '.xls'; use .parquet, .csv or .json
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_table(Path(folder) / "table.csv", pd.DataFrame({"head": [3]})).read_text()
+        'head\\n3\\n'
     """
+    check_table_suffix(path)
     writers: dict[str, Callable[[Path], object]] = {
         ".parquet": lambda target: table.to_parquet(target, index=False),
         ".csv": lambda target: table.to_csv(target, index=False),
         ".json": lambda target: table.to_json(target, orient="records", indent=1),
     }
-    suffix = Path(path).suffix
-    if suffix not in writers:
-        raise ResultFileError(f"cannot write {path}: unknown suffix {suffix!r}; use .parquet, .csv or .json")
-    try:
-        return write_whole(path, writers[suffix])
-    except ImportError as error:
-        raise ResultFileError(f"cannot write {path}: parquet needs pyarrow; pip install 'sinklens[parquet]'") from error
+    return write_whole(path, writers[Path(path).suffix])

@@ -1,23 +1,17 @@
 """The head profile: every head's sink, contribution and suppression statistics over any amount of text."""
 
 import dataclasses
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from sinklens.axes import LayerHead
-from sinklens.errors import InputError
 from sinklens.metrics.patterns import KINDS, pattern_kind
 from sinklens.metrics.suppression import alpha_star, norm_curve
-from sinklens.results.files import load_tensors, save_tensors
+from sinklens.results.head_means import HeadMeans
 from sinklens.results.labels import check_head, layer_index
-from sinklens.results.provenance import Provenance
 
 # What each mean is a mean over. Means are kept as a sum and a count, so that parts of a measurement can be added.
 COUNT_OF: dict[str, str] = {
@@ -30,7 +24,6 @@ COUNT_OF: dict[str, str] = {
     **dict.fromkeys(("alpha_star", "interior_fraction", "suppression", "other_norm"), "mixtures"),
     **dict.fromkeys(("sink_squared", "inner", "other_squared"), "mixtures"),
 }
-COUNTS = tuple(dict.fromkeys(COUNT_OF.values()))
 QUANTITIES = (
     "sink_mass", "sink_rate", "sink_value_ratio", "sink_alignment", "sink_cosine", "sink_intra", "sink_inter",
     "self_mass", "self_intra", "previous_mass", "entropy", "learned_sink_mass",
@@ -49,7 +42,7 @@ class KindThresholds:
 
 
 @dataclass(frozen=True, repr=False)
-class HeadProfile:
+class HeadProfile(HeadMeans):
     """Statistics of every head over a text; each property is ``[layer, head]``. Made by :func:`sinklens.head_profile`.
 
     Means over queries run over the real tokens after the sink that can see it; means over documents run over sequences.
@@ -59,32 +52,20 @@ class HeadProfile:
         sums: sum of each quantity, ``[layer, head]``.
         counts: how many queries or documents each sum has, ``[layer, head]``.
         layers: the model's own numbers of the layers that were measured.
+        provenance: model, text, versions, conventions.
         eps: the threshold of the sink rate.
         thresholds: of the pattern kinds.
-        provenance: model, text, versions, conventions.
     """
 
-    sums: Mapping[str, Tensor]
-    counts: Mapping[str, Tensor]
-    layers: tuple[int, ...]
-    eps: float
-    provenance: Provenance
+    eps: float = 0.3
     thresholds: KindThresholds = dataclasses.field(default_factory=KindThresholds)
 
-    def mean(self, name: str) -> LayerHead:
-        """Mean of a summed quantity, ``sum / count``, as float32; NaN where nothing was counted.
-
-        Raises:
-            InputError: there is no such quantity.
-        """
-        if name not in self.sums:
-            raise InputError(f"no quantity {name!r} in this profile; it has {', '.join(sorted(self.sums))}")
-        return (self.sums[name] / self.counts[COUNT_OF[name]]).float()
+    COUNT_OF: ClassVar = COUNT_OF
 
     @property
-    def n_heads(self) -> int:
-        """The number of query heads."""
-        return self.counts["queries"].shape[1]
+    def quantities(self) -> tuple[str, ...]:
+        """The names of the per-head properties."""
+        return QUANTITIES
 
     @property
     def sink_mass(self) -> LayerHead:
@@ -238,60 +219,16 @@ class HeadProfile:
         names = {"intra": "intra_queries", "inter": "inter_queries", "suppression": "mixtures"}
         return {name: int(queries - self.counts[count].sum()) for name, count in names.items()}
 
-    def merge(self, other: "HeadProfile") -> "HeadProfile":
-        """The profile of both texts together: sums and counts add up.
-
-        Raises:
-            InputError: the profiles differ in the model, layers, thresholds or conventions.
-        """
-        mine, theirs = (self.layers, self.eps, self.thresholds), (other.layers, other.eps, other.thresholds)
-        if mine != theirs:
-            raise InputError(f"cannot merge profiles with other layers or thresholds: {mine} here, {theirs} there")
-        return dataclasses.replace(
-            self,
-            sums={name: value + other.sums[name] for name, value in self.sums.items()},
-            counts={name: value + other.counts[name] for name, value in self.counts.items()},
-            provenance=self.provenance.merge(other.provenance),
-        )
-
     def to_dataframe(self) -> pd.DataFrame:
         """One row per head: ``layer``, ``head``, every quantity of the profile, ``kind``."""
-        index = [(layer, head) for layer in self.layers for head in range(self.n_heads)]
-        table = pd.DataFrame(index, columns=["layer", "head"])
-        for name in QUANTITIES:
-            table[name] = getattr(self, name).flatten().numpy()
-        table["kind"] = [kind for row in self.kind for kind in row]
-        return table
+        return super().to_dataframe().assign(kind=[kind for row in self.kind for kind in row])
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Save as safetensors with JSON metadata, whole or not at all.
-
-        Raises:
-            ResultFileError: the file cannot be written.
-        """
-        tensors = {f"{group}.{name}": value for group in ("sums", "counts") for name, value in getattr(self, group).items()}
-        metadata = {
-            "layers": list(self.layers), "eps": self.eps,
-            "thresholds": dataclasses.asdict(self.thresholds), "provenance": self.provenance.to_dict(),
-        }  # fmt: skip
-        return save_tensors(path, type(self).__name__, tensors, metadata)
+    def _column(self, name: str) -> LayerHead:
+        return getattr(self, name)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "HeadProfile":
-        """Load what :meth:`save` wrote.
-
-        Raises:
-            ResultFileError: the file is missing or holds something else.
-        """
-        tensors, metadata = load_tensors(path, cls.__name__)
-        groups: dict[str, dict[str, Tensor]] = {"sums": {}, "counts": {}}
-        for key, tensor in tensors.items():
-            group, name = key.split(".")
-            groups[group][name] = tensor
-        return cls(
-            groups["sums"], groups["counts"], tuple(metadata["layers"]), metadata["eps"],
-            Provenance.from_dict(metadata["provenance"]), KindThresholds(**metadata["thresholds"]),
-        )  # fmt: skip
+    def _restore(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        return {**settings, "thresholds": KindThresholds(**settings["thresholds"])}
 
     def summary(self) -> dict[str, Any]:
         """The figures of the whole model: sink rates, opposing heads, kinds, degenerate rows."""
@@ -311,16 +248,3 @@ class HeadProfile:
             f"sink rate {self.sink_rates()['mean_first']:.2f} (mean first > {self.eps:g}), "
             f"sink opposes the others in {self.opposing_share:.0%} of heads)"
         )
-
-
-def empty_sums(n_layers: int, n_heads: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Zero sums and counts to start a profile from.
-
-    Example:
-        >>> sums, counts = empty_sums(2, 3)
-        >>> sums["sink_mass"].shape, counts["queries"].dtype
-        (torch.Size([2, 3]), torch.float64)
-    """
-    shape = (n_layers, n_heads)
-    sums = {name: torch.zeros(shape, dtype=torch.float64) for name in COUNT_OF}
-    return sums, {name: torch.zeros(shape, dtype=torch.float64) for name in COUNTS}

@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from sinklens.errors import InputError
 from sinklens.metrics.patterns import KINDS
 from sinklens.results import HeadProfile
+from sinklens.viz.layout import COLOUR_BAR_WIDTH, numbered, row_of_maps
 from sinklens.viz.quantities import KIND_LABEL, Quantity, describe, head_values
 from sinklens.viz.ranges import colour_range, ratio_ticks, scale_name, shown_values
-from sinklens.viz.theme import COLORWAY, COLOUR_BAR_WIDTH, KIND_COLOURS, Theme, palette, template
+from sinklens.viz.theme import COLORWAY, KIND_COLOURS, Theme, palette, template
 
 DEFAULT_QUANTITIES = ("sink_mass", "sink_value_ratio", "sink_alignment", "sink_intra")
-_MAP_WIDTH, _MARGINS = 260, 90
+_MAP_WIDTH, _MARGINS = 196, 90
 _BAND = (0.1, 0.9)
 
 
@@ -24,14 +24,14 @@ def head_map(
 ) -> go.Figure:
     """A heatmap of one quantity over layers (rows, the first on top) and heads (columns).
 
-    Signed quantities have a diverging scale with its middle at 0, ratios one with its middle at 1 (logarithmic), all
-    others a sequential scale from 0. Heads without a value are blank.
+    Signed quantities have a diverging scale with its middle at 0, ratios one with its middle at 1
+    (logarithmic), all others a sequential scale from 0. Heads without a value are blank.
 
     Args:
         profile: from :func:`sinklens.head_profile`.
         quantity: one of :data:`sinklens.results.QUANTITIES`, or ``"kind"``.
-        robust: let the colours of the most extreme 2 % saturate, so that they do not make all others look alike; the
-            value under the pointer is always the true one.
+        robust: let the colours of the most extreme 2 % saturate, so that they do not make all others look
+            alike; the value under the pointer is always the true one.
         theme: ``"light"`` or ``"dark"``.
 
     Returns:
@@ -42,18 +42,22 @@ def head_map(
 
     Example:
         >>> from sinklens.results import HeadProfile, Provenance
-        >>> from sinklens.results.head_profile import empty_sums
-        >>> profile = HeadProfile(*empty_sums(3, 5), (0, 1, 2), 0.3, Provenance("tiny"))
+        >>> profile = HeadProfile(*HeadProfile.empty(3, 5), (0, 1, 2), Provenance("tiny"))
         >>> head_map(profile, "sink_alignment").data[0].zmid is None, head_map(profile).layout.title.text
         (True, 'Attention on the sink')
     """
     trace, coloraxis = _map_parts(profile, quantity, robust, theme)
     figure = go.Figure(trace)
     figure.update_layout(
-        template=template(theme), coloraxis=coloraxis, title=_title(quantity), xaxis=_head_axis(profile),
-        yaxis=_layer_axis(profile), height=_map_height(profile), width=_map_width(profile),
+        template=template(theme),
+        coloraxis=coloraxis,
+        title=_title(quantity),
+        xaxis=_head_axis(profile),
+        yaxis=_layer_axis(profile),
+        height=_map_height(profile),
+        width=_map_width(profile),
         meta=_meta(profile, {"coloraxis": quantity}),
-    )  # fmt: skip
+    )
     return figure
 
 
@@ -80,33 +84,26 @@ def head_maps(
 
     Example:
         >>> from sinklens.results import HeadProfile, Provenance
-        >>> from sinklens.results.head_profile import empty_sums
-        >>> profile = HeadProfile(*empty_sums(3, 5), (0, 1, 2), 0.3, Provenance("tiny"))
+        >>> profile = HeadProfile(*HeadProfile.empty(3, 5), (0, 1, 2), Provenance("tiny"))
         >>> len(head_maps(profile, ("sink_mass", "kind")).data)
         2
     """
     if not quantities:
         raise InputError("no quantities to show; name at least one, such as sink_mass")
-    width = _MAP_WIDTH * len(quantities) + _MARGINS
-    gap = COLOUR_BAR_WIDTH / (width - _MARGINS)
-    titles = [f"<b>{_title(quantity)}</b>" for quantity in quantities]
-    figure = make_subplots(
-        1, len(quantities), shared_yaxes="all", shared_xaxes="all", horizontal_spacing=gap, subplot_titles=titles
-    )
+    figure, ends = row_of_maps([_title(quantity) for quantity in quantities], _MAP_WIDTH)
     axes: dict[str, str] = {}
-    for column, quantity in enumerate(quantities, start=1):
+    for column, (quantity, end) in enumerate(zip(quantities, ends, strict=True)):
         trace, coloraxis = _map_parts(profile, quantity, robust, theme)
-        name = "coloraxis" if column == 1 else f"coloraxis{column}"
+        name = numbered("coloraxis", column)
         trace.coloraxis = name
-        figure.add_trace(trace, row=1, col=column)
-        figure.update_xaxes(_head_axis(profile), row=1, col=column)
-        domain = figure.layout["xaxis" if column == 1 else f"xaxis{column}"].domain
-        coloraxis["colorbar"] |= {"x": domain[1] + 0.02 * gap, "xanchor": "left", "thickness": 8}
+        coloraxis["colorbar"] |= {"x": end, "xanchor": "left", "xpad": 4, "thickness": 8}
+        figure.add_trace(trace, row=1, col=column + 1)
         figure.layout[name] = coloraxis
         axes[name] = quantity
+    figure.update_xaxes(_head_axis(profile))
     figure.update_yaxes(_layer_axis(profile) | {"title": None})
     figure.update_yaxes(title="Layer", col=1)
-    figure.update_annotations(font={"size": 12.5})
+    width = (_MAP_WIDTH + COLOUR_BAR_WIDTH) * len(quantities) + _MARGINS
     figure.update_layout(
         template=template(theme), height=_map_height(profile), width=width, meta=_meta(profile, axes)
     )
@@ -116,7 +113,7 @@ def head_maps(
 def layer_lines(
     profile: HeadProfile, quantities: Sequence[str] = ("sink_mass", "sink_intra"), *, theme: Theme = "light"
 ) -> go.Figure:
-    """Quantities from layer to layer: the mean over heads, with a band that holds the middle 80 % of the heads.
+    """Quantities from layer to layer: the mean over heads, and a band with the middle 80 % of the heads.
 
     Args:
         profile: from :func:`sinklens.head_profile`.
@@ -131,8 +128,7 @@ def layer_lines(
 
     Example:
         >>> from sinklens.results import HeadProfile, Provenance
-        >>> from sinklens.results.head_profile import empty_sums
-        >>> profile = HeadProfile(*empty_sums(3, 5), (0, 1, 2), 0.3, Provenance("tiny"))
+        >>> profile = HeadProfile(*HeadProfile.empty(3, 5), (0, 1, 2), Provenance("tiny"))
         >>> [trace.name for trace in layer_lines(profile, ["sink_mass"]).data]
         ['middle 80 % of heads', 'Attention on the sink']
     """
@@ -142,10 +138,14 @@ def layer_lines(
     for index, quantity in enumerate(quantities):
         figure.add_traces(_line_with_band(profile, describe(quantity), COLORWAY[index % len(COLORWAY)]))
     figure.update_layout(
-        template=template(theme), title="Mean over heads, layer by layer", hovermode="x unified", height=360,
+        template=template(theme),
+        title="Mean over heads, layer by layer",
+        hovermode="x unified",
+        height=360,
         xaxis={"title": "Layer", "tickformat": "d", "showgrid": False, "zeroline": False},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
-    )  # fmt: skip
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "xanchor": "left"},
+        margin={"t": 84},
+    )
     return figure
 
 
@@ -158,14 +158,27 @@ def _line_with_band(profile: HeadProfile, quantity: Quantity, colour: str) -> li
     low[has_value], high[has_value] = np.nanquantile(values[has_value], _BAND, axis=1)
     inside = layers[has_value]
     band = go.Scatter(
-        x=np.concatenate([inside, inside[::-1]]), y=np.concatenate([high[has_value], low[has_value][::-1]]).astype(np.float32),
-        fill="toself", fillcolor=colour, opacity=0.18, line={"width": 0}, hoverinfo="skip", showlegend=False,
-        name="middle 80 % of heads", legendgroup=quantity.name,
-    )  # fmt: skip
+        x=np.concatenate([inside, inside[::-1]]),
+        y=np.concatenate([high[has_value], low[has_value][::-1]]).astype(np.float32),
+        fill="toself",
+        fillcolor=colour,
+        opacity=0.18,
+        line={"width": 0},
+        hoverinfo="skip",
+        showlegend=False,
+        name="middle 80 % of heads",
+        legendgroup=quantity.name,
+    )
     line = go.Scatter(
-        x=layers, y=mean.astype(np.float32), name=quantity.label, mode="lines+markers", legendgroup=quantity.name,
-        line={"color": colour, "width": 2}, marker={"size": 5}, hovertemplate="%{y:.4g}",
-    )  # fmt: skip
+        x=layers,
+        y=mean.astype(np.float32),
+        name=quantity.label,
+        mode="lines+markers",
+        legendgroup=quantity.name,
+        line={"color": colour, "width": 2},
+        marker={"size": 5},
+        hovertemplate="%{y:.4g}",
+    )
     return [band, line]
 
 
@@ -173,7 +186,9 @@ def _title(quantity: str) -> str:
     return KIND_LABEL if quantity == "kind" else describe(quantity).label
 
 
-def _map_parts(profile: HeadProfile, quantity: str, robust: bool, theme: Theme) -> tuple[go.Heatmap, dict[str, Any]]:
+def _map_parts(
+    profile: HeadProfile, quantity: str, robust: bool, theme: Theme
+) -> tuple[go.Heatmap, dict[str, Any]]:
     colours = palette(theme)
     if quantity == "kind":
         return _kind_parts(profile)
@@ -187,14 +202,21 @@ def _map_parts(profile: HeadProfile, quantity: str, robust: bool, theme: Theme) 
         bar = {"tickmode": "array", "tickvals": positions, "ticktext": labels}
     hover = f"Layer %{{y}} · head %{{x}}<br>{description.label} <b>%{{customdata:.4g}}</b><extra></extra>"
     trace = _heatmap(shown, customdata=values, hovertemplate=hover)
-    return trace, {"cmin": low, "cmax": high, "colorscale": colours.scale(scale_name(description)), "colorbar": bar}
+    return trace, {
+        "cmin": low,
+        "cmax": high,
+        "colorscale": colours.scale(scale_name(description)),
+        "colorbar": bar,
+    }
 
 
 def _kind_parts(profile: HeadProfile) -> tuple[go.Heatmap, dict[str, Any]]:
     kinds = profile.kind
     indices = np.array([[KINDS.index(kind) for kind in row] for row in kinds], dtype=np.uint8)
     steps = [(edge / len(KINDS), KIND_COLOURS[kind]) for i, kind in enumerate(KINDS) for edge in (i, i + 1)]
-    trace = _heatmap(indices, text=kinds, hovertemplate="Layer %{y} · head %{x}<br><b>%{text}</b><extra></extra>")
+    trace = _heatmap(
+        indices, text=kinds, hovertemplate="Layer %{y} · head %{x}<br><b>%{text}</b><extra></extra>"
+    )
     bar = {"tickmode": "array", "tickvals": list(range(len(KINDS))), "ticktext": list(KINDS), "ticklen": 0}
     return trace, {"cmin": -0.5, "cmax": len(KINDS) - 0.5, "colorscale": steps, "colorbar": bar}
 
@@ -202,7 +224,9 @@ def _kind_parts(profile: HeadProfile) -> tuple[go.Heatmap, dict[str, Any]]:
 def _heatmap(shown: np.ndarray, **more: Any) -> go.Heatmap:
     # Cells lie at row numbers, not at layer numbers: a profile may hold layers 4, 8 and 20 only.
     rows, heads = np.arange(shown.shape[0]), np.arange(shown.shape[1])
-    return go.Heatmap(z=shown, x=heads, y=rows, coloraxis="coloraxis", xgap=1, ygap=1, hoverongaps=False, **more)
+    return go.Heatmap(
+        z=shown, x=heads, y=rows, coloraxis="coloraxis", xgap=1, ygap=1, hoverongaps=False, **more
+    )
 
 
 def _head_axis(profile: HeadProfile) -> dict[str, Any]:
@@ -212,9 +236,15 @@ def _head_axis(profile: HeadProfile) -> dict[str, Any]:
 
 def _layer_axis(profile: HeadProfile) -> dict[str, Any]:
     return {
-        "title": "Layer", "autorange": "reversed", "showgrid": False, "zeroline": False, "tickmode": "array", "ticks": "",
-        "tickvals": list(range(len(profile.layers))), "ticktext": [str(layer) for layer in profile.layers],
-    }  # fmt: skip
+        "title": "Layer",
+        "autorange": "reversed",
+        "showgrid": False,
+        "zeroline": False,
+        "tickmode": "array",
+        "ticks": "",
+        "tickvals": list(range(len(profile.layers))),
+        "ticktext": [str(layer) for layer in profile.layers],
+    }
 
 
 def _map_height(profile: HeadProfile) -> int:
@@ -228,6 +258,7 @@ def _map_width(profile: HeadProfile) -> int:
 def _meta(profile: HeadProfile, quantity_of_axis: dict[str, str]) -> dict[str, Any]:
     """What a page needs to recolour the figure and to know which head was clicked."""
     scales = {
-        axis: "kind" if quantity == "kind" else scale_name(describe(quantity)) for axis, quantity in quantity_of_axis.items()
+        axis: "kind" if quantity == "kind" else scale_name(describe(quantity))
+        for axis, quantity in quantity_of_axis.items()
     }
     return {"scales": scales, "layers": list(profile.layers), "selects": "map"}

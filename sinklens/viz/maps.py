@@ -5,22 +5,26 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from jaxtyping import Bool, Float
-from plotly.subplots import make_subplots
+from jaxtyping import Float
 
 from sinklens.errors import InputError
 from sinklens.results import METRICS, AttentionMaps
 from sinklens.results.labels import check_head
+from sinklens.viz.layout import COLOUR_BAR_WIDTH, numbered, row_of_maps
 from sinklens.viz.ranges import positive_range, symmetric_range
 from sinklens.viz.size import DEFAULT_LIMIT, check_size
 from sinklens.viz.text import escape, token_ticks
-from sinklens.viz.theme import COLOUR_BAR_WIDTH, TOKEN_FONT, ScaleName, Theme, palette, template
+from sinklens.viz.theme import TOKEN_FONT, ScaleName, Theme, palette, template
 
 Map = Float[np.ndarray, "query key"]
 METRIC_LABELS = {
-    "attention": "Attention", "value_weighted": "Attention × value norm", "output_normalized": "… ÷ output norm",
-    "intra": "Intra contribution", "inter": "Inter contribution", "cosine": "Cosine with the output",
-}  # fmt: skip
+    "attention": "Attention",
+    "value_weighted": "Attention × value norm",
+    "output_normalized": "… ÷ output norm",
+    "intra": "Intra contribution",
+    "inter": "Inter contribution",
+    "cosine": "Cosine with the output",
+}
 SIGNED_METRICS = ("intra", "inter", "cosine")
 _METRIC_COLOURS = {"attention": "#8c6bb1", "intra": "#3a8fd6", "inter": "#d55e00"}
 _CONTRIBUTION_SHARE = 0.995  # contributions have no bound: a few short outputs may saturate
@@ -39,16 +43,17 @@ def attention_heatmaps(
 ) -> go.Figure:
     """Heatmaps of one head side by side, queries (rows) by keys (columns), tokens on both axes.
 
-    Signed metrics have a diverging scale with its middle at 0, the others a sequential one from 0. Keys that a query
-    cannot see are blank; so are rows without a value, whose hover text says so. Zooming one map zooms all.
+    Signed metrics have a diverging scale with its middle at 0, the others a sequential one from 0. Keys that
+    a query cannot see are blank; so are rows without a value, whose hover text says so. Zooming one map
+    zooms all.
 
     Args:
         maps: from :func:`sinklens.attention_maps`.
         layer: the model's own number.
         head: query head.
         metrics: names in :data:`sinklens.results.METRICS`.
-        exclude_sink_from_range: leave keys that are sinks out when the colour range is chosen, so that the sink does not
-            make all other keys look alike; its cells saturate.
+        exclude_sink_from_range: leave keys that are sinks out when the colour range is chosen, so that the
+            sink does not make all other keys look alike; its cells saturate.
         max_megabytes: the limit on the figure's size.
         theme: ``"light"`` or ``"dark"``.
 
@@ -56,7 +61,8 @@ def attention_heatmaps(
         A figure with one heatmap per metric, positions on its axes and labels as tick text.
 
     Raises:
-        InputError: there is no such layer, head, metric or theme, no metric is given, or the figure would be too large.
+        InputError: there is no such layer, head, metric or theme, no metric is given, or the figure would be
+            too large.
 
     Example:
         >>> from tests.synthetic import make_maps
@@ -69,23 +75,20 @@ def attention_heatmaps(
     one = maps.layer(layer)
     check_head(maps.n_heads, head)
     side = float(np.clip(17 * len(maps.tokens), 220, 420))
-    gap = COLOUR_BAR_WIDTH / (len(metrics) * (side + COLOUR_BAR_WIDTH) - COLOUR_BAR_WIDTH)
-    titles = [f"<b>{METRIC_LABELS.get(metric, metric)}</b>" for metric in metrics]
-    figure = make_subplots(
-        1, len(metrics), shared_yaxes="all", shared_xaxes="all", horizontal_spacing=gap, subplot_titles=titles
-    )
+    figure, ends = row_of_maps([METRIC_LABELS.get(metric, metric) for metric in metrics], side)
     texts = _cell_texts(one, head)
-    for column, metric in enumerate(metrics, start=1):
-        figure.add_trace(_map_trace(one, head, metric, texts, f"coloraxis{column}"), row=1, col=column)
-        end = figure.layout["xaxis" if column == 1 else f"xaxis{column}"].domain[1]
-        figure.layout[f"coloraxis{column}"] = _colour_axis(one, head, metric, exclude_sink_from_range, end, theme)
+    for column, (metric, end) in enumerate(zip(metrics, ends, strict=True)):
+        name = numbered("coloraxis", column)
+        figure.add_trace(_map_trace(one, head, metric, texts, name), row=1, col=column + 1)
+        figure.layout[name] = _colour_axis(one, head, metric, exclude_sink_from_range, end, theme)
     _token_axes(figure, maps.tokens)
-    figure.update_annotations(font={"size": 12.5})
     figure.update_layout(
-        template=template(theme), title=f"Layer {layer} · head {head}", height=int(side + 170), margin={"t": 76},
+        template=template(theme),
+        title=f"Layer {layer} · head {head}",
+        height=int(side + 170),
+        margin={"t": 76},
         width=int((side + COLOUR_BAR_WIDTH) * len(metrics) + 110),
-        meta={"scales": {f"coloraxis{i}": _scale(metric) for i, metric in enumerate(metrics, start=1)}},
-    )  # fmt: skip
+    )
     return check_size(figure, max_megabytes)
 
 
@@ -129,21 +132,37 @@ def token_contributions(
     positions, labels = token_ticks(maps.tokens)
     figure = go.Figure([_bars(one, head, query, keys, metric) for metric in metrics])
     figure.update_layout(
-        template=template(theme), barmode="group", bargap=0.25, height=380, hovermode="x unified",
-        title=f"Layer {layer} · head {head}: what “{escape(maps.tokens[query])}” (position {query}) receives from each key",
-        xaxis={"title": "Key", "tickmode": "array", "tickvals": positions, "ticktext": labels, "tickangle": -60,
-               "tickfont": {"family": TOKEN_FONT}, "showgrid": False, "range": [-0.6, max(keys.max(initial=0), 1) + 0.6]},
-        yaxis={"title": "Share"}, legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right"},
-    )  # fmt: skip
+        template=template(theme),
+        barmode="group",
+        bargap=0.25,
+        height=380,
+        hovermode="x unified",
+        title=f"Layer {layer} · head {head} · query “{escape(maps.tokens[query])}” ({query}), key by key",
+        xaxis={
+            "title": "Key",
+            "tickmode": "array",
+            "tickvals": positions,
+            "ticktext": labels,
+            "tickangle": -60,
+            "tickfont": {"family": TOKEN_FONT},
+            "showgrid": False,
+            "range": [-0.6, max(keys.max(initial=0), 1) + 0.6],
+        },
+        yaxis={"title": "Share"},
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+    )
     return figure
 
 
 def _bars(one: AttentionMaps, head: int, query: int, keys: np.ndarray, metric: str) -> go.Bar:
     values = one.metric(metric)[0, head, query].float().numpy()[keys]
     return go.Bar(
-        x=keys, y=values, name=METRIC_LABELS[metric], marker={"color": _METRIC_COLOURS.get(metric), "line": {"width": 0}},
+        x=keys,
+        y=values,
+        name=METRIC_LABELS[metric],
+        marker={"color": _METRIC_COLOURS.get(metric), "line": {"width": 0}},
         hovertemplate="%{y:.4g}",
-    )  # fmt: skip
+    )
 
 
 def _scale(metric: str) -> ScaleName:
@@ -156,24 +175,32 @@ def _cells(one: AttentionMaps, head: int, metric: str) -> Map:
     return one.metric(metric)[0, head].float().masked_fill(hidden, float("nan")).numpy()
 
 
-def _map_trace(one: AttentionMaps, head: int, metric: str, texts: list[list[str]] | None, axis: str) -> go.Heatmap:
+def _map_trace(
+    one: AttentionMaps, head: int, metric: str, texts: list[list[str]] | None, axis: str
+) -> go.Heatmap:
     label = METRIC_LABELS[metric]
     where = "%{text}" if texts else "query %{y}<br>key %{x}"
     return go.Heatmap(
-        z=_cells(one, head, metric), x=np.arange(len(one.tokens)), y=np.arange(len(one.tokens)), coloraxis=axis, text=texts,
-        hoverongaps=texts is not None, hovertemplate=f"{where}<br>{label} <b>%{{z:.4g}}</b><extra></extra>", name=label,
-    )  # fmt: skip
+        z=_cells(one, head, metric),
+        x=np.arange(len(one.tokens)),
+        y=np.arange(len(one.tokens)),
+        coloraxis=axis,
+        text=texts,
+        hoverongaps=texts is not None,
+        hovertemplate=f"{where}<br>{label} <b>%{{z:.4g}}</b><extra></extra>",
+        name=label,
+    )
 
 
 def _cell_texts(one: AttentionMaps, head: int) -> list[list[str]] | None:
     length = len(one.tokens)
     if length * length > _MOST_LABELLED_CELLS:
         return None
-    visible: Bool[np.ndarray, "query key"] = one.visible[0].numpy()
-    degenerate = np.isnan(one.metric("intra")[0, head].numpy()).all(1)
+    visible = one.visible[0].tolist()
+    degenerate = one.metric("intra")[0, head].isnan().all(-1).tolist()
     labels = [f"{escape(token)} ({position})" for position, token in enumerate(one.tokens)]
     return [
-        [_cell_text(labels[q], labels[k], bool(visible[q, k]), bool(degenerate[q])) for k in range(length)]
+        [_cell_text(labels[q], labels[k], visible[q][k], degenerate[q]) for k in range(length)]
         for q in range(length)
     ]
 
@@ -195,14 +222,22 @@ def _colour_axis(
         low, high = symmetric_range(values, robust=True, share=_CONTRIBUTION_SHARE)
     else:
         low, high = positive_range(values, robust=False)
-    bar = {"x": end + 0.004, "xanchor": "left", "thickness": 8, "tickformat": ".2~g"}
+    bar = {"x": end, "xanchor": "left", "xpad": 4, "thickness": 8, "tickformat": ".2~g"}
     return {"cmin": low, "cmax": high, "colorscale": palette(theme).scale(_scale(metric)), "colorbar": bar}
 
 
 def _token_axes(figure: go.Figure, tokens: Sequence[str]) -> None:
     positions, labels = token_ticks(tokens)
-    ticks = {"tickmode": "array", "tickvals": positions, "ticktext": labels, "showgrid": False, "zeroline": False, "ticks": ""}
-    # The tick of a token lies in the middle of its cells; on a bare axis plotly would start at the first tick.
+    ticks = {
+        "tickmode": "array",
+        "tickvals": positions,
+        "ticktext": labels,
+        "showgrid": False,
+        "zeroline": False,
+        "ticks": "",
+    }
+    # The tick of a token lies in the middle of its cells; on a bare axis plotly would start at the first
+    # tick.
     font = {"family": TOKEN_FONT, "size": 10 if len(tokens) <= 40 else 9}
     span = [-0.5, len(tokens) - 0.5]
     figure.update_xaxes(**ticks, tickangle=-90, tickfont=font, range=span, title="Key")

@@ -36,86 +36,149 @@ class Quantity:
 
 _QUANTITIES = (
     Quantity(
-        "sink_mass", "Attention on the sink", "sequential",
-        "Darker heads send more of their attention to the sink, averaged over the queries after it (0 to 1).", share=True,
-    ),
-    Quantity(
-        "sink_rate", "Sink rate", "sequential",
-        "The share of documents in which the sink receives more mean attention than the threshold: 1 is a sink head in every text.",
-        share=True, limits=(0.0, 1.0),
-    ),
-    Quantity(
-        "sink_value_ratio", "Value ratio of the sink", "ratio",
-        "Red heads drain their sink: its projected value is shorter than the other tokens' (ratio below 1); blue ones lengthen it.",
-    ),
-    Quantity(
-        "sink_alignment", "Alignment of the sink", "diverging",
-        "Red: the sink's value points against the mean of the other tokens' values; blue: along it (cosine, -1 to 1).",
-    ),
-    Quantity(
-        "sink_cosine", "Mean cosine with the sink", "diverging",
-        "Red: on average the sink's value points against each other token's value; blue: along it (cosine, -1 to 1).",
-    ),
-    Quantity(
-        "sink_intra", "Intra contribution of the sink", "diverging",
-        "The part of the head's own output that comes from the sink; red heads' sinks work against their output.", share=True,
-    ),
-    Quantity(
-        "sink_inter", "Inter contribution of the sink", "diverging",
-        "The part of the whole layer's output that comes from the sink through this head; red works against the layer.", share=True,
-    ),
-    Quantity("self_mass", "Attention on itself", "sequential", "Darker heads attend more to the query's own token.", share=True),
-    Quantity(
-        "self_intra", "Intra contribution of itself", "diverging",
-        "The part of the head's output that comes from the query's own token; red works against it.", share=True,
-    ),
-    Quantity(
-        "self_inter", "Inter contribution of itself", "diverging",
-        "The part of the layer's output that comes from the query's own token through this head; red works against it.", share=True,
-    ),
-    Quantity(
-        "previous_mass", "Attention on the previous token", "sequential", "Darker heads attend more to the token before the query.",
+        "sink_mass",
+        "Attention on the sink",
+        "sequential",
+        "The stronger the colour, the more of its attention the head sends to the sink, averaged over "
+        "the queries after it.",
         share=True,
     ),
     Quantity(
-        "entropy", "Row entropy", "sequential", "Darker heads spread their attention: 0 is one key, 1 is all visible keys alike.",
+        "sink_rate",
+        "Sink rate",
+        "sequential",
+        "The share of documents in which the sink receives more mean attention than the threshold: 1 "
+        "is a sink head in every text.",
+        share=True,
+        limits=(0.0, 1.0),
+    ),
+    Quantity(
+        "sink_value_ratio",
+        "Value ratio of the sink",
+        "ratio",
+        "Red heads drain their sink: its projected value is shorter than the other tokens' (ratio "
+        "below 1); blue ones lengthen it.",
+    ),
+    Quantity(
+        "sink_alignment",
+        "Alignment of the sink",
+        "diverging",
+        "Red: the sink's value points against the mean of the other tokens' values; blue: along it "
+        "(cosine, −1 to 1).",
+    ),
+    Quantity(
+        "sink_cosine",
+        "Mean cosine with the sink",
+        "diverging",
+        "Red: on average the sink's value points against each other token's value; blue: along it "
+        "(cosine, −1 to 1).",
+    ),
+    Quantity(
+        "sink_intra",
+        "Intra contribution of the sink",
+        "diverging",
+        "The part of the head's own output that comes from the sink; red heads' sinks work against "
+        "their output.",
         share=True,
     ),
     Quantity(
-        "learned_sink_mass", "Mass on a learned sink", "sequential",
-        "Darker heads put more mass on a learned null key; 0 throughout in models without one.", share=True,
+        "sink_inter",
+        "Inter contribution of the sink",
+        "diverging",
+        "The part of the whole layer's output that comes from the sink through this head; red works "
+        "against the layer.",
+        share=True,
     ),
     Quantity(
-        "value_norm", "Value norm of the other tokens", "sequential",
+        "self_mass",
+        "Attention on itself",
+        "sequential",
+        "The stronger the colour, the more the head attends to the query's own token.",
+        share=True,
+    ),
+    Quantity(
+        "self_intra",
+        "Intra contribution of itself",
+        "diverging",
+        "The part of the head's output that comes from the query's own token; red works against it.",
+        share=True,
+    ),
+    Quantity(
+        "previous_mass",
+        "Attention on the previous token",
+        "sequential",
+        "The stronger the colour, the more the head attends to the token before the query.",
+        share=True,
+    ),
+    Quantity(
+        "entropy",
+        "Row entropy",
+        "sequential",
+        "The stronger the colour, the more the head spreads its attention: 0 is one key, 1 is all "
+        "visible keys alike.",
+        share=True,
+    ),
+    Quantity(
+        "learned_sink_mass",
+        "Mass on a learned sink",
+        "sequential",
+        "The stronger the colour, the more mass on a learned null key; 0 throughout in models without one.",
+        share=True,
+    ),
+    Quantity(
+        "value_norm",
+        "Value norm of the other tokens",
+        "sequential",
         "The mean length of the other tokens' projected values, in units of the residual stream.",
     ),
     Quantity(
-        "sink_value_norm", "Value norm of the sink", "sequential",
+        "sink_value_norm",
+        "Value norm of the sink",
+        "sequential",
         "The length of the sink's projected value, in units of the residual stream.",
     ),
-    Quantity("output_norm", "Output norm", "sequential", "The mean length of the head's output, in units of the residual stream."),
     Quantity(
-        "other_norm", "Output norm without the sink", "sequential",
-        "The mean length of what the head would write if its sink had no mass, in units of the residual stream.",
+        "output_norm",
+        "Output norm",
+        "sequential",
+        "The mean length of the head's output, in units of the residual stream.",
     ),
     Quantity(
-        "alpha_star", "Mass of least norm α*", "sequential",
-        "The sink mass at which the head's output would be shortest; colours stop at 0 and 1, hover shows the value.",
-        share=True, limits=(0.0, 1.0),
+        "other_norm",
+        "Output norm without the sink",
+        "sequential",
+        "The mean length of what the head would write if its sink had no mass, in units of the "
+        "residual stream.",
     ),
     Quantity(
-        "interior_fraction", "Share of queries with 0 < α* < 1", "sequential",
-        "Darker heads can be silenced by a sink mass between 0 and 1 for more of their queries.", share=True, limits=(0.0, 1.0),
+        "alpha_star",
+        "Mass of least norm α*",
+        "sequential",
+        "The sink mass at which the head's output would be shortest; colours stop at 0 and 1, hover "
+        "shows the value.",
+        share=True,
+        limits=(0.0, 1.0),
     ),
     Quantity(
-        "suppression", "Suppression (norm with ÷ without sink)", "ratio",
+        "interior_fraction",
+        "Share of queries with 0 < α* < 1",
+        "sequential",
+        "The stronger the colour, the more queries whose output a sink mass between 0 and 1 makes shortest.",
+        share=True,
+        limits=(0.0, 1.0),
+    ),
+    Quantity(
+        "suppression",
+        "Suppression (norm with ÷ without sink)",
+        "ratio",
         "Red heads are made quieter by their sink (ratio below 1); blue ones louder.",
     ),
-)  # fmt: skip
+)
 DESCRIPTIONS: dict[str, Quantity] = {quantity.name: quantity for quantity in _QUANTITIES}
 KIND_LABEL = "Pattern kind"
 KIND_READING = (
-    "Each head's kind is the first of sink, diagonal (itself) and previous token whose mean attention exceeds its threshold; "
+    "Each head's kind is the first of sink, diagonal (itself) and previous token whose mean attention "
+    "exceeds its threshold; "
     "else dense where its rows are spread out, else mixed."
 )
 

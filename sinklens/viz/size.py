@@ -1,4 +1,4 @@
-"""The size of a figure, known before it is shown: notebooks and pages of hundreds of megabytes help nobody."""
+"""The size of a figure, known before it is shown: a notebook of hundreds of megabytes helps nobody."""
 
 import plotly.graph_objects as go
 
@@ -9,7 +9,7 @@ DEFAULT_LIMIT = 20.0
 
 
 def figure_bytes(figure: go.Figure) -> int:
-    """The size of a figure as JSON, which is what a notebook or a page holds of it (plotly.js itself, 5 MB, not included).
+    """The size of a figure as JSON: what a notebook or a page holds of it, without the 5 MB of plotly.js.
 
     Args:
         figure: any plotly figure.

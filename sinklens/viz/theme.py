@@ -1,4 +1,4 @@
-"""One look for every figure: two templates (light and dark), colour scales, and a fixed colour and symbol per pattern kind."""
+"""One look for every figure: light and dark templates, colour scales, a fixed colour per pattern kind."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,19 +13,28 @@ ScaleName = Literal["sequential", "diverging"]
 ColourScale = list[tuple[float, str]]
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', Arial, sans-serif"
-TOKEN_FONT = "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', 'Noto Sans', monospace"
-# Okabe and Ito's palette, lightened where a colour must also be read on a dark page; kinds differ in lightness too.
+TOKEN_FONT = (
+    "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', 'Noto Sans', monospace"
+)
+# Okabe and Ito's palette, lightened where a colour must also be read on a dark page; kinds differ in
+# lightness too.
 KIND_COLOURS = {
-    "sink": "#d55e00", "diagonal": "#3a8fd6", "previous": "#009e73", "dense": "#e6b000", "mixed": "#8c919b",
-}  # fmt: skip
+    "sink": "#d55e00",
+    "diagonal": "#3a8fd6",
+    "previous": "#009e73",
+    "dense": "#e6b000",
+    "mixed": "#8c919b",
+}
 KIND_SYMBOLS = {
-    "sink": "circle", "diagonal": "square", "previous": "triangle-up", "dense": "diamond", "mixed": "circle-open",
-}  # fmt: skip
+    "sink": "circle",
+    "diagonal": "square",
+    "previous": "triangle-up",
+    "dense": "diamond",
+    "mixed": "circle-open",
+}
 COLORWAY = ("#3a8fd6", "#d55e00", "#009e73", "#b45fa8", "#e6b000", "#5bb8d6", "#8c6bb1", "#8c919b")
 # Reads on both backgrounds, so that figures need not be rebuilt when the page changes its theme.
 NEUTRAL = "#8c919b"
-# Pixels that a colour bar with its labels takes between two maps.
-COLOUR_BAR_WIDTH = 64
 
 
 @dataclass(frozen=True)
@@ -58,16 +67,44 @@ class Palette:
 
 PALETTES: dict[Theme, Palette] = {
     "light": Palette(
-        background="#ffffff", text="#1c2026", muted="#5a616c", grid="#e8eaee", axis="#b9bec7",
+        background="#ffffff",
+        text="#1c2026",
+        muted="#5a616c",
+        grid="#e8eaee",
+        axis="#b9bec7",
         sequential=("#f6f4fa", "#dfdaee", "#c0b6de", "#9d8cca", "#7c62b3", "#5f3c98", "#431d75", "#2a0a4d"),
-        diverging=("#7f1d1d", "#b93a2b", "#dc7a5c", "#f2bfa8", "#f6f5f3", "#b3d2e8", "#6aa5d0", "#2f72ae", "#123f73"),
+        diverging=(
+            "#7f1d1d",
+            "#b93a2b",
+            "#dc7a5c",
+            "#f2bfa8",
+            "#f6f5f3",
+            "#b3d2e8",
+            "#6aa5d0",
+            "#2f72ae",
+            "#123f73",
+        ),
     ),
     "dark": Palette(
-        background="#14171c", text="#e7eaef", muted="#a2a9b5", grid="#2a2f38", axis="#4a515d",
+        background="#14171c",
+        text="#e7eaef",
+        muted="#a2a9b5",
+        grid="#2a2f38",
+        axis="#4a515d",
         sequential=("#1d2027", "#2f2650", "#4b3282", "#6f46ae", "#9767cd", "#bb91e0", "#dbbff0", "#f8effd"),
-        diverging=("#ffb79d", "#f08a68", "#c85a40", "#7a3529", "#23272e", "#24486b", "#3479b3", "#6cb0e6", "#b6dcfb"),
+        diverging=(
+            "#ffb79d",
+            "#f08a68",
+            "#c85a40",
+            "#7a3529",
+            "#23272e",
+            "#24486b",
+            "#3479b3",
+            "#6cb0e6",
+            "#b6dcfb",
+        ),
     ),
-}  # fmt: skip
+}
 
 
 def palette(theme: str) -> Palette:
@@ -110,24 +147,42 @@ def template(theme: str) -> go.layout.Template:
     """
     colours = palette(theme)
     axis = {
-        "gridcolor": colours.grid, "zerolinecolor": colours.axis, "linecolor": colours.axis, "tickcolor": colours.axis,
-        "tickfont": {"color": colours.muted, "size": 11}, "title": {"font": {"size": 12.5}, "standoff": 8},
-        "zerolinewidth": 1.5, "automargin": True,
-    }  # fmt: skip
+        "gridcolor": colours.grid,
+        "zerolinecolor": colours.axis,
+        "linecolor": colours.axis,
+        "tickcolor": colours.axis,
+        "tickfont": {"color": colours.muted, "size": 11},
+        "title": {"font": {"size": 12.5}, "standoff": 8},
+        "zerolinewidth": 1.5,
+        "automargin": True,
+    }
     colour_bar = {
-        "outlinewidth": 0, "thickness": 10, "tickfont": {"color": colours.muted, "size": 10.5}, "ticklen": 3,
-        "tickcolor": colours.axis, "title": {"font": {"color": colours.muted, "size": 11}},
-    }  # fmt: skip
+        "outlinewidth": 0,
+        "thickness": 10,
+        "tickfont": {"color": colours.muted, "size": 10.5},
+        "ticklen": 3,
+        "tickcolor": colours.axis,
+        "title": {"font": {"color": colours.muted, "size": 11}},
+    }
     layout = go.Layout(
-        font={"family": FONT, "size": 12, "color": colours.text}, colorway=COLORWAY,
+        font={"family": FONT, "size": 12, "color": colours.text},
+        colorway=COLORWAY,
         title={"font": {"size": 15}, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 12}},
-        paper_bgcolor=colours.background, plot_bgcolor=colours.background, xaxis=axis, yaxis=axis,
+        paper_bgcolor=colours.background,
+        plot_bgcolor=colours.background,
+        xaxis=axis,
+        yaxis=axis,
         colorscale={"sequential": colours.scale("sequential"), "diverging": colours.scale("diverging")},
         coloraxis={"colorbar": colour_bar},
-        hoverlabel={"bgcolor": colours.text, "bordercolor": colours.text, "align": "left",
-                    "font": {"family": FONT, "size": 12, "color": colours.background}},
-        legend={"bgcolor": "rgba(0,0,0,0)", "font": {"size": 11.5}}, margin={"l": 56, "r": 24, "t": 48, "b": 44},
-    )  # fmt: skip
+        hoverlabel={
+            "bgcolor": colours.text,
+            "bordercolor": colours.text,
+            "align": "left",
+            "font": {"family": FONT, "size": 12, "color": colours.background},
+        },
+        legend={"bgcolor": "rgba(0,0,0,0)", "font": {"size": 11.5}},
+        margin={"l": 56, "r": 24, "t": 48, "b": 44},
+    )
     return go.layout.Template(layout=layout)
 
 

@@ -1,0 +1,165 @@
+"""One self-contained HTML page from results: everything inline, nothing loaded, plotly.js once."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from sinklens.metrics.patterns import KINDS
+from sinklens.report import facts
+from sinklens.report.charts import Chart, curve_chart, layer_chart, map_charts, page_style
+from sinklens.report.encoding import EncodedMaps, encode_heads, encode_maps
+from sinklens.results import QUANTITIES, AttentionMaps, HeadProfile
+from sinklens.results.files import write_whole
+from sinklens.viz.quantities import DESCRIPTIONS, KIND_LABEL
+
+_TEMPLATES = files("sinklens.report") / "templates"
+_SCRIPTS = ("core.js", "charts.js", "scatter.js", "picker.js", "start.js")
+DEFAULT_AXES = {"x": "sink_mass", "y": "sink_intra", "color": "kind"}
+
+
+def render_report(
+    profile: HeadProfile,
+    maps: AttentionMaps | None = None,
+    *,
+    title: str | None = None,
+    text_name: str = "",
+    warnings: Sequence[str] = (),
+) -> str:
+    """A report as one HTML page that needs no network: what was measured, maps, scatter, curves, head picker.
+
+    Args:
+        profile: from :func:`sinklens.head_profile`.
+        maps: from :func:`sinklens.attention_maps`, for the head picker; None leaves it out.
+        title: heading of the page; by default the model's name.
+        text_name: what the text is called.
+        warnings: shown at the top, with those that follow from the results, such as a folded frame.
+
+    Returns:
+        HTML. At most 12 MB for 30 layers x 9 heads and a prompt of 60 tokens; larger models have maps of
+        fewer heads.
+
+    Example:
+        >>> from tests.synthetic import make_profile
+        >>> render_report(make_profile(3, 5, 6), title="Tiny").count("<title>Tiny</title>")
+        1
+    """
+    encoded = None if maps is None else encode_maps(maps, profile)
+    charts = [*map_charts(profile), layer_chart(profile), curve_chart(profile)]
+    page = _environment().get_template("report.html.j2")
+    return page.render(
+        title=title or f"Attention sinks of {profile.provenance.model_name}",
+        **_words(profile, maps, text_name, warnings),
+        **_chart_context(charts),
+        picker=_picker_context(maps, encoded),
+        data=_data(profile, encoded, charts),
+        style=_inline("report.css"),
+        plotly=Markup(get_plotlyjs()),
+        scripts=[_inline(name) for name in _SCRIPTS],
+    )
+
+
+def write_report(path: str | os.PathLike[str], html: str) -> Path:
+    """Write a report, whole or not at all.
+
+    Args:
+        path: the file; its folder is made where it is missing.
+        html: from :func:`render_report`.
+
+    Returns:
+        The path.
+
+    Raises:
+        ResultFileError: it cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_report(Path(folder) / "report.html", "<!doctype html>").name
+        'report.html'
+    """
+    return write_whole(path, lambda target: target.write_text(html, encoding="utf-8"))
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_read),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["json_script"] = _json_script
+    return environment
+
+
+def _read(name: str) -> str:
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _inline(name: str) -> Markup:
+    """The project's own style or script, trusted as it is."""
+    return Markup(_read(name))
+
+
+def _json_script(value: Any) -> Markup:
+    """JSON for a script element: no text in it can end the element or begin a comment."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def _words(
+    profile: HeadProfile, maps: AttentionMaps | None, text_name: str, warnings: Sequence[str]
+) -> dict[str, Any]:
+    return {
+        "source": profile.provenance,
+        "size": f"{len(profile.layers)} layers × {profile.n_heads} heads",
+        "text_name": text_name,
+        "warnings": facts.all_warnings(profile, maps, warnings),
+        "headlines": facts.headlines(profile),
+        "kinds": facts.kind_shares(profile),
+        "fact_groups": {
+            "Model": facts.model_facts(profile),
+            "Text": facts.text_facts(profile, text_name),
+            "Conventions": facts.convention_facts(profile, maps),
+        },
+        "quantities": [DESCRIPTIONS[name] for name in QUANTITIES],
+        "kind_label": KIND_LABEL,
+        "axes": DEFAULT_AXES,
+    }
+
+
+def _chart_context(charts: Sequence[Chart]) -> dict[str, Any]:
+    by_name = {chart.name: chart for chart in charts}
+    return {
+        "maps": [chart for chart in charts if chart.name.startswith("map-")],
+        "layers_chart": by_name["layers"],
+        "curves_chart": by_name["curves"],
+    }
+
+
+def _picker_context(maps: AttentionMaps | None, encoded: EncodedMaps | None) -> dict[str, Any] | None:
+    if maps is None or encoded is None:
+        return None
+    sinks = set(maps.sink_positions)
+    tokens = [
+        {"label": token, "position": position, "sink": position in sinks}
+        for position, token in enumerate(maps.tokens)
+    ]
+    return {"tokens": tokens, "layers": maps.layers, "heads": range(maps.n_heads), "note": encoded.note}
+
+
+def _data(profile: HeadProfile, encoded: EncodedMaps | None, charts: Sequence[Chart]) -> Mapping[str, Any]:
+    return {
+        "style": page_style(),
+        "heads": encode_heads(profile),
+        "kinds": list(KINDS),
+        "figures": {chart.name: chart.figure for chart in charts},
+        "maps": encoded and encoded.payload,
+    }

@@ -1,0 +1,72 @@
+"""From a model and some text to one HTML file: measure, then render, then write."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sinklens.analyzers.maps import attention_maps
+from sinklens.analyzers.profile import head_profile
+from sinklens.models.attention import ModelAttention
+from sinklens.models.sinks import Sink, SinkRule
+from sinklens.models.tokens import tokenize
+from sinklens.report.render import render_report, write_report
+from sinklens.results.files import check_writable
+
+PROMPT_LENGTH = 48
+
+
+def report(
+    model: Any,
+    texts: Any,
+    path: str | os.PathLike[str],
+    *,
+    prompt: Any = None,
+    title: str | None = None,
+    text_name: str = "",
+    layers: Iterable[int] | None = None,
+    sink: Sink | SinkRule = "first",
+    progress: bool = True,
+    **profile_options: Any,
+) -> Path:
+    """Measure every head of a model on some text and write an interactive HTML report that needs no network.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer; it is not changed.
+        texts: what :func:`sinklens.tokenize` takes.
+        path: the HTML file; written whole or not at all.
+        prompt: text or token ids for the head picker; by default the first 48 tokens of the texts.
+        title: heading of the page; by default the model's name.
+        text_name: what the texts are called in the report.
+        layers: the model's own layer numbers; None for all.
+        sink: ``"first"``, ``"token:ID"``, positions, or ``"detect"`` (:func:`sinklens.sink_rule`).
+        progress: whether to show a progress bar.
+        profile_options: further arguments of :func:`sinklens.head_profile` and :func:`sinklens.tokenize`.
+
+    Returns:
+        The path.
+
+    Raises:
+        ResultFileError: the path cannot be written; found out before anything is measured.
+        InputError: the model, the texts or an argument cannot be used as given.
+        UnsupportedAttentionError: a layer does not decompose into attention times values.
+    """
+    check_writable(path)
+    chosen = None if layers is None else tuple(layers)
+    shown = _first_tokens(model, texts, profile_options) if prompt is None else prompt
+    maps = attention_maps(model, shown, layers=chosen, sink=sink)
+    profile = head_profile(model, texts, layers=chosen, sink=sink, progress=progress, **profile_options)
+    skipped = [f"Layer {layer}: {reason}." for layer, reason in ModelAttention(model).skipped.items()]
+    return write_report(path, render_report(profile, maps, title=title, text_name=text_name, warnings=skipped))
+
+
+def _first_tokens(model: Any, texts: Any, options: dict[str, Any]) -> Any:
+    """The beginning of the first usable document, tokenized as the profile tokenizes it."""
+    names = ("fields", "prepend_bos", "attention_mask", "min_length")
+    kept = {name: options[name] for name in names if name in options}
+    length = min(PROMPT_LENGTH, model.cfg.n_ctx, options.get("context_length") or PROMPT_LENGTH)
+    batches = tokenize(
+        model, texts, context_length=length, batch_size=1, overflow="cut", max_documents=1,
+        **{**kept, "min_length": min(kept.get("min_length", 2), length)},
+    )  # fmt: skip
+    return next(iter(batches)).tokens[0]

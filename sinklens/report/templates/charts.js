@@ -1,0 +1,87 @@
+"use strict";
+// Charts whose figures were made by sinklens.viz: drawn when they come near the screen, recoloured with the theme.
+(() => {
+  const { data, config, narrow, heads, state, look, on, select } = sinklens;
+  const waiting = new Map(); // element → how to draw it
+  const drawn = new Map();
+
+  const observer = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) drawNow(entry.target);
+  }, { rootMargin: "500px" });
+
+  function drawNow(element) {
+    const draw = waiting.get(element);
+    if (!draw) return;
+    waiting.delete(element);
+    observer.unobserve(element);
+    drawn.set(element, draw);
+    draw();
+  }
+
+  function whenNear(element, draw) {
+    waiting.set(element, draw);
+    observer.observe(element);
+  }
+
+  function redraw(element) {
+    drawn.get(element)?.();
+  }
+
+  function themed(layout) {
+    const { template, scales } = look();
+    const result = { ...layout, template, autosize: true };
+    for (const [axis, scale] of Object.entries(layout.meta?.scales ?? {})) {
+      if (scale !== "kind") result[axis] = { ...layout[axis], colorscale: scales[scale] };
+    }
+    return result;
+  }
+
+  function outline() {
+    const row = heads.layers.indexOf(state.layer);
+    if (!state.chosen || row < 0) return [];
+    const corner = { x0: state.head - 0.5, x1: state.head + 0.5, y0: row - 0.5, y1: row + 0.5 };
+    return [{ type: "rect", ...corner, line: { color: look().text, width: 2.5 } }];
+  }
+
+  function drawFigure(element) {
+    const figure = data.figures[element.dataset.figure];
+    const isMap = figure.layout.meta?.selects === "map";
+    const margin = isMap ? { l: 40, r: 8, t: 6, b: 40 } : { l: 56, r: 16, t: 36, b: 44 };
+    const layout = { ...themed(figure.layout), margin };
+    if (isMap) layout.shapes = outline();
+    if (!isMap) placeLegend(layout, element);
+    // Small maps have no room for plotly's buttons; dragging still zooms and a double click resets.
+    Plotly.react(element, figure.data, layout, config(element, !isMap));
+    if (isMap && !element.dataset.listens) {
+      element.dataset.listens = "yes";
+      element.on("plotly_click", ({ points: [point] }) => select(heads.layers[Math.round(point.y)], Math.round(point.x)));
+    }
+  }
+
+  // A legend beside a narrow chart would leave no room for the chart.
+  function placeLegend(layout, element) {
+    if (element.clientWidth >= narrow) return;
+    layout.legend = { ...layout.legend, orientation: "h", x: 0, xanchor: "left", y: -0.2, yanchor: "top" };
+    layout.margin = { ...layout.margin, r: 8 };
+    element.style.height = `${Math.max(element.clientHeight, 520)}px`;
+  }
+
+  on("select", () => {
+    for (const element of drawn.keys()) {
+      if (data.figures[element.dataset.figure]?.layout.meta?.selects === "map") Plotly.relayout(element, { shapes: outline() });
+    }
+  });
+  on("theme", () => drawn.forEach((draw) => draw()));
+
+  // On paper: every chart, in the light theme, and back again.
+  let before = null;
+  window.addEventListener("beforeprint", () => {
+    before = document.documentElement.dataset.theme;
+    [...waiting.keys()].forEach(drawNow);
+    if (before !== "light") sinklens.setTheme("light");
+  });
+  window.addEventListener("afterprint", () => { if (before && before !== "light") sinklens.setTheme(before); });
+
+  for (const element of document.querySelectorAll("[data-figure]")) whenNear(element, () => drawFigure(element));
+  Object.assign(sinklens, { whenNear, drawNow, redraw, themed, drawAll: () => [...waiting.keys()].forEach(drawNow) });
+})();
