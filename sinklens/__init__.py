@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sinklens.models.loading import load_model
     from sinklens.models.sinks import SinkRule, sink_rule
     from sinklens.models.tokens import TokenBatch, TokenBatches, tokenize
-    from sinklens.report.report import report
+    from sinklens.reports.report import report
     from sinklens.results import (
         DriftProfile,
         DriverProfile,
@@ -66,7 +66,7 @@ _HOME = {
     "sinklens.models.loading": ("load_model",),
     "sinklens.models.sinks": ("SinkRule", "sink_rule"),
     "sinklens.models.tokens": ("TokenBatch", "TokenBatches", "tokenize"),
-    "sinklens.report.report": ("report",),
+    "sinklens.reports.report": ("report",),
     "sinklens.results": (
         "DriftProfile",
         "DriverProfile",

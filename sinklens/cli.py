@@ -1,14 +1,13 @@
 """The command line: ``sinklens report | profile | check``. A user's mistake gives one line and exit code 2."""
 
+import functools
 import json
 import os
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from sinklens.errors import InputError, SinklensError
@@ -41,7 +40,38 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard out
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 
 
+def _guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Every way in which a command can fail becomes one line and an exit code; typer itself handles wrong options."""
+
+    @functools.wraps(command)
+    def guarded(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            raise _failure("interrupted; nothing was written", 130) from None
+        except SinklensError as error:
+            raise _failure(" ".join(str(error).split()), 2) from error
+        except MemoryError as error:
+            advice = "use a smaller --batch-size or --context-length, or another --device"
+            raise _failure(f"not enough memory; {advice}", 2) from error
+        except typer.Exit:
+            raise
+        except Exception as error:  # the last line of defence: a bug of ours is told in one line too
+            if os.environ.get("SINKLENS_DEBUG"):
+                raise
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise _failure(f"unexpected error: {text} (SINKLENS_DEBUG=1 shows where; please report it)", 1) from error
+
+    return guarded
+
+
+def _failure(message: str, code: int) -> typer.Exit:
+    typer.echo(f"sinklens: {message}", err=True)
+    return typer.Exit(code)
+
+
 @app.command("report")
+@_guarded
 def report_command(
     model: Model = "smollm2-135m",
     data: Data = None,
@@ -66,8 +96,8 @@ def report_command(
     quiet: Quiet = False,
 ) -> None:
     """Write an interactive HTML report: every head's sink, contributions and suppression, and a head picker."""
-    from sinklens.report.demo_text import DEMO_PROMPT
-    from sinklens.report.report import report
+    from sinklens.reports.demo_text import DEMO_PROMPT
+    from sinklens.reports.report import report
     from sinklens.results.files import check_writable
 
     check_writable(out)
@@ -81,6 +111,7 @@ def report_command(
 
 
 @app.command("profile")
+@_guarded
 def profile_command(
     model: Model = "smollm2-135m",
     data: Data = None,
@@ -115,7 +146,8 @@ def profile_command(
     if out is not None:
         profile.save(out) if out.suffix == ".safetensors" else write_table(out, profile.to_dataframe())
     if as_json:
-        return _say({"summary": profile.summary(), "provenance": profile.provenance.to_dict()}, as_json)
+        _say({"summary": profile.summary(), "provenance": profile.provenance.to_dict()}, as_json)
+        return
     columns = [
         "layer",
         "head",
@@ -132,6 +164,7 @@ def profile_command(
 
 
 @app.command("check")
+@_guarded
 def check_command(
     name: Annotated[str | None, typer.Argument(help="The model; the same as --model.")] = None,
     model: Model = "smollm2-135m",
@@ -184,7 +217,7 @@ def _text_options(
 ) -> tuple[Any, dict[str, Any]]:
     """The texts and the arguments of tokenize; a missing or broken file is found before a model is loaded."""
     from sinklens.models.sources import document_source, is_dataset_name
-    from sinklens.report.demo_text import DEMO_TEXTS
+    from sinklens.reports.demo_text import DEMO_TEXTS
 
     texts: Any = list(DEMO_TEXTS) if data is None else data if is_dataset_name(data) else Path(data)
     names = None if fields is None else [field.strip() for field in fields.split(",")]
@@ -221,40 +254,13 @@ def _say(message: Any, as_json: bool) -> None:
 
 
 def _one_line_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    print(f"sinklens: {category.__name__}: {message}", file=sys.stderr)
-
-
-def _guarded(call: Callable[[], Any]) -> int:
-    """Run a command; every way to fail becomes one line and an exit code."""
-    try:
-        return int(call() or 0)
-    except KeyboardInterrupt:
-        return _fail("interrupted; nothing was written", 130)
-    except click.Abort:
-        return _fail("interrupted; nothing was written", 130)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except SinklensError as error:
-        return _fail(" ".join(str(error).split()), 2)
-    except MemoryError:
-        return _fail("not enough memory; use a smaller --batch-size or --context-length, or another --device", 2)
-    except Exception as error:  # the last line of defence: a bug of ours is told in one line too
-        if os.environ.get("SINKLENS_DEBUG"):
-            raise
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        return _fail(f"unexpected error: {text[:300]} (SINKLENS_DEBUG=1 shows where; please report it)", 1)
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"sinklens: {message}", file=sys.stderr)
-    return code
+    typer.echo(f"sinklens: {category.__name__}: {message}", err=True)
 
 
 def main() -> None:
     """Entry point of the ``sinklens`` command."""
     warnings.showwarning = _one_line_warning
-    sys.exit(_guarded(lambda: app(standalone_mode=False)))
+    app()
 
 
 if __name__ == "__main__":

@@ -98,10 +98,14 @@ def test_hooked_refuses_a_conversion_that_changes_the_model(tmp_path: Path) -> N
     assert "it gives other logits than the model itself" in message_of(tmp_path, backend="hooked")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", torch.float16, "fp32"])
-def test_dtype(qwen_folder: Path, dtype: str | torch.dtype) -> None:
-    model = load_model(qwen_folder, dtype=dtype)
-    assert {parameter.dtype for parameter in model.parameters()} == {environment.parse_dtype(dtype)}
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.float16, "fp32", "float64"])
+def test_dtype(qwen_folder: Path, dtype: str | torch.dtype, backend: str) -> None:
+    model = load_model(qwen_folder, dtype=dtype, backend=backend)
+    wanted = environment.parse_dtype(dtype)
+    assert {parameter.dtype for parameter in model.parameters()} == {wanted}
+    assert model.cfg.dtype == wanted
+    assert model(torch.tensor([[3, 4, 5]])).dtype == wanted
 
 
 def test_loading_writes_nothing_and_leaves_logging_as_it_was(
@@ -114,6 +118,16 @@ def test_loading_writes_nothing_and_leaves_logging_as_it_was(
     load_model(qwen_folder, backend=BACKENDS[-1])
     assert capfd.readouterr() == ("", "")
     assert [(logger.level, list(logger.handlers)) for logger in loggers] == before
+
+
+def test_missing_weights_are_heard_of_also_where_transformers_was_silenced() -> None:
+    transformers_logger = logging.getLogger("transformers")
+    level = transformers_logger.level
+    with environment.quiet_transformers() as messages:
+        transformers_logger.setLevel(logging.ERROR)
+        logging.getLogger("transformers.modeling_utils").warning("x MISSING")
+    transformers_logger.setLevel(level)
+    assert messages == ["x MISSING"]
 
 
 def test_wrong_arguments() -> None:
@@ -130,9 +144,7 @@ def test_wrong_arguments() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_device_that_is_not_there() -> None:
-    assert message_of("smollm2-135m", device="cuda").startswith(
-        "device 'cuda' is not available here; available: cpu"
-    )
+    assert message_of("smollm2-135m", device="cuda").startswith("device 'cuda' is not available here; available: cpu")
 
 
 @pytest.mark.skipif(HAS_HOOKED, reason="needs TransformerLens 4")
@@ -174,9 +186,7 @@ def test_a_checkpoint_with_missing_weights_is_refused(tmp_path: Path, backend: s
 def test_an_architecture_that_transformer_lens_does_not_know(tmp_path: Path) -> None:
     from transformers import CTRLConfig, CTRLLMHeadModel
 
-    CTRLLMHeadModel(CTRLConfig(vocab_size=320, n_embd=16, dff=16, n_layer=1, n_head=2)).save_pretrained(
-        tmp_path
-    )
+    CTRLLMHeadModel(CTRLConfig(vocab_size=320, n_embd=16, dff=16, n_layer=1, n_head=2)).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     assert message_of(tmp_path) == (
         f"{tmp_path} (CTRLLMHeadModel) cannot be loaded: TransformerLens does not support this architecture. "
@@ -193,9 +203,8 @@ def test_packed_weights_are_refused_by_name(tmp_path: Path, method: str) -> None
 def test_too_little_memory(qwen_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = sum(parameter.numel() for parameter in new_hf_model("qwen2").model.parameters())
     monkeypatch.setattr(environment, "available_memory", lambda device: 4 * parameters - 1)
-    assert (
-        "needs 0.0 GB for its weights in float32; 0.0 GB are available on cpu. Close other programs"
-        in message_of(qwen_folder)
+    assert "needs 0.0 GB for its weights in float32; 0.0 GB are available on cpu. Close other programs" in message_of(
+        qwen_folder
     )
     load_model(qwen_folder, dtype="bfloat16")
 
@@ -365,9 +374,7 @@ def test_smollm2_knows_its_facts_and_agrees_with_transformers(backend: str) -> N
     from transformers import AutoModelForCausalLM
 
     model = load_model("smollm2-135m", device="cpu", backend=backend)
-    tokens = torch.tensor(
-        [[1, *model.tokenizer("The capital of France is", add_special_tokens=False)["input_ids"]]]
-    )
+    tokens = torch.tensor([[1, *model.tokenizer("The capital of France is", add_special_tokens=False)["input_ids"]]])
     logits = model(tokens)
     assert model.tokenizer.decode(logits[0, -1].argmax()) == " Paris"
     assert (model.cfg.n_layers, model.cfg.n_heads, model.cfg.model_name) == (30, 9, "smollm2-135m")

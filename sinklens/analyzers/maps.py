@@ -1,6 +1,6 @@
 """Attention maps of one prompt: every importance metric of every head."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,10 +10,9 @@ from sinklens.analyzers.base import Analyzer, Setup
 from sinklens.analyzers.run import describe, run
 from sinklens.errors import InputError
 from sinklens.metrics.contributions import (
-    contribution_factors,
     gated_value_norms,
-    inner_products,
     inter_directions,
+    value_cosines,
 )
 from sinklens.metrics.head_space import to_head_space
 from sinklens.models.attention import ModelAttention
@@ -34,7 +33,7 @@ class AttentionMaps(result.AttentionMaps):
     def from_cache(
         cls,
         model: Any,
-        cache: Mapping[str, Tensor],
+        cache: Any,
         layers: Iterable[int] | None = None,
         *,
         tokens: Tensor | None = None,
@@ -46,7 +45,7 @@ class AttentionMaps(result.AttentionMaps):
 
         Args:
             model: the model that made the cache.
-            cache: of one prompt, with or without the batch axis.
+            cache: an ``ActivationCache``, or a dictionary by hook name, of one prompt, with or without the batch axis.
             layers: the model's own layer numbers; None for all that the model has.
             tokens: the prompt's ids ``[position]``, for labels; positions are shown where they are not given.
             sink: as in :func:`attention_maps`.
@@ -78,7 +77,7 @@ class MapsAnalyzer(Analyzer):
     def start(self, setup: Setup) -> None:
         """Start without a layer."""
         self.layers = setup.layers
-        self.tensors: dict[int, dict[str, Tensor]] = {}
+        self.tensors: dict[str, Tensor] = {}
         self.sinks: set[int] = set()
         self.tokens: Tensor | None = None
 
@@ -90,17 +89,18 @@ class MapsAnalyzer(Analyzer):
         """
         if len(attention.tokens) != 1:
             raise InputError(f"maps are of one prompt; got a batch of {len(attention.tokens)}. Pass one text")
-        self.tensors[attention.index] = {name: tensor.cpu() for name, tensor in layer_maps(attention).items()}
+        for name, tensor in layer_maps(attention).items():
+            if name not in self.tensors:
+                self.tensors[name] = torch.empty(len(self.layers), *tensor.shape, dtype=tensor.dtype)
+            self.tensors[name][attention.index] = tensor
         self.sinks |= set(attention.sink[attention.sink >= 0].tolist())
         self.tokens = attention.tokens[0].cpu()
 
     def result(self, provenance: Provenance) -> AttentionMaps:
         """The maps of all layers."""
         assert self.tokens is not None
-        names = self.tensors[0]
-        stacked = {name: torch.stack([self.tensors[i][name] for i in range(len(self.layers))]) for name in names}
         return AttentionMaps(
-            **stacked,
+            **self.tensors,
             tokens=tuple(self.labels(self.tokens)), token_ids=tuple(self.tokens.tolist()), layers=self.layers,
             sink_positions=tuple(sorted(self.sinks)), provenance=provenance,
         )  # fmt: skip
@@ -118,13 +118,18 @@ def layer_maps(attention: LayerAttention, row: int = 0) -> dict[str, Tensor]:
     output_norm = attention.head_output.norm(dim=-1).transpose(1, 2)
     along_head = to_head_space(attention.head_output, attention.weights.factor.mT)
     along_layer, layer_squared = inter_directions(attention.output, attention.W_O)
-    cosines = {
-        "cosine": _cosines(attention, along_head, norms, output_norm),
-        "layer_cosine": _cosines(attention, along_layer, norms, layer_squared.sqrt()),
+    layer_norm = layer_squared.sqrt()
+    cosine = value_cosines(along_head, attention.head_value, norms, output_norm, attention.gate)
+    layer_cosine = value_cosines(along_layer, attention.head_value, norms, layer_norm, attention.gate)
+    for fresh in (cosine, layer_cosine):
+        fresh.masked_fill_(hidden.unsqueeze(1), float("nan"))
+    found = {"attention": attention.pattern, "cosine": cosine, "layer_cosine": layer_cosine}
+    found |= {
+        "value_norm": norms,
+        "output_norm": output_norm,
+        "layer_norm": layer_norm[:, 0],
+        "visible": attention.visible,
     }
-    found = {name: cosine.masked_fill(hidden.unsqueeze(1), float("nan")) for name, cosine in cosines.items()}
-    found |= {"attention": attention.pattern, "value_norm": norms, "output_norm": output_norm}
-    found |= {"layer_norm": layer_squared.sqrt()[:, 0], "visible": attention.visible}
     return {name: tensor[row] for name, tensor in found.items()}
 
 
@@ -132,11 +137,6 @@ def _value_norms(attention: LayerAttention) -> Tensor:
     if attention.gate is None:
         return attention.value_norm
     return gated_value_norms(attention.head_value, attention.W_O, attention.gate)
-
-
-def _cosines(attention: LayerAttention, directions: Tensor, norms: Tensor, output_norm: Tensor) -> Tensor:
-    products = inner_products(directions, attention.head_value, attention.gate)
-    return contribution_factors(attention.pattern, products, norms, output_norm)[2]
 
 
 def attention_maps(
@@ -180,7 +180,7 @@ def attention_maps(
 
 
 def _maps_from_cache(
-    model: Any, cache: Mapping[str, Tensor], layers: Iterable[int] | None, tokens: Tensor | None, sink: Sink | SinkRule
+    model: Any, cache: Any, layers: Iterable[int] | None, tokens: Tensor | None, sink: Sink | SinkRule
 ) -> AttentionMaps:
     attention = ModelAttention(model, layers)
     reader = LayerReader(attention, sink_rule(sink))
@@ -198,7 +198,7 @@ def _maps_from_cache(
     )
 
 
-def _cached_length(attention: ModelAttention, cache: Mapping[str, Tensor]) -> int:
+def _cached_length(attention: ModelAttention, cache: Any) -> int:
     names = [attention.hook(PATTERN, attention.layers[0]), at_layer(PATTERN, attention.layers[0])]
     for name in names:
         if name in cache:

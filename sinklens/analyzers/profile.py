@@ -45,21 +45,25 @@ class ProfileAnalyzer(MeansAnalyzer):
         """Add one layer of one batch."""
         quantities, counted = self._per_query(attention)
         documents, has_sink = self._per_document(attention, quantities["sink_mass"])
+        # A value of norm 0 has no direction: its document has no geometry in that head, but sums that are defined.
+        geometry = has_sink & ~torch.stack(list(documents.values())).isnan().any(0)
         rows = attention.queries.unsqueeze(1)
         self.add(attention.index, quantities, {name: rows & mask for name, mask in counted.items()})
-        self.add(attention.index, documents, {name: has_sink.unsqueeze(1) for name in ("documents", "geometry")})
+        self.add(attention.index, documents, {"documents": has_sink, "geometry": geometry})
 
     def _per_query(self, attention: LayerAttention) -> tuple[Quantities, dict[str, Tensor]]:
         on_sink = attention_on(attention.pattern, attention.sink)
         mass = on_sink.sum(-1)
         found, counted = _contributions(attention, on_sink, mass)
+        learned = _learned_sink_mass(attention)
+        total = 1 - learned if attention.weights.learned_sink else None
         found |= {
             "sink_mass": mass,
             "query_rate": (mass > self.eps).to(mass.dtype),
             "self_mass": self_attention(attention.pattern),
             "previous_mass": previous_attention(attention.pattern),
-            "entropy": row_entropy(attention.pattern, attention.visible_count, self.entropy),
-            "learned_sink_mass": _learned_sink_mass(attention),
+            "entropy": row_entropy(attention.pattern, attention.visible_count, self.entropy, total),
+            "learned_sink_mass": learned,
         }
         return found, counted | {"queries": torch.ones_like(mass, dtype=torch.bool)}
 
@@ -71,7 +75,7 @@ class ProfileAnalyzer(MeansAnalyzer):
         mean = (mass * received).sum(-1) / received.sum(-1)
         values = values_as_read(attention)
         sink_value = mean_value(values, is_sink).unsqueeze(1)
-        angles = cosine(values, sink_value).transpose(1, 2) * others.unsqueeze(1)
+        angles = torch.where(others.unsqueeze(-1), cosine(values, sink_value), 0.0).transpose(1, 2)
         norms = values.norm(dim=-1).transpose(1, 2)
         n_others = others.sum(-1, keepdim=True)
         found = {
@@ -83,7 +87,7 @@ class ProfileAnalyzer(MeansAnalyzer):
             "value_norm": (norms * others.unsqueeze(1)).sum(-1) / n_others,
             "sink_value_norm": (norms * is_sink.unsqueeze(1)).sum(-1) / is_sink.sum(-1, keepdim=True),
         }
-        return found, attention.queries.any(-1) & is_sink.any(-1)
+        return found, (attention.queries.any(-1) & is_sink.any(-1)).unsqueeze(-1)
 
     def result(self, provenance: Provenance) -> HeadProfile:
         """The profile of all batches."""

@@ -12,6 +12,7 @@ from sinklens.metrics.contributions import (
     intra_directions,
     layer_output,
     output_normalized,
+    value_cosines,
     value_weighted,
 )
 from sinklens.metrics.drift import cone_cosine, mean_pairwise_cosine
@@ -65,6 +66,7 @@ __all__ = [
     "sink_rate",
     "split_output",
     "to_head_space",
+    "value_cosines",
     "value_drain",
     "value_weighted",
     "visible_counts",

@@ -15,6 +15,7 @@ from sinklens.axes import (
     Pattern,
     PerKey,
     PerQuery,
+    Value,
 )
 from sinklens.metrics.head_space import expand_kv_heads, head_factor, to_head_space
 
@@ -120,7 +121,7 @@ def inter_directions(output: LayerOutput, W_O: OutputWeight) -> tuple[HeadOutput
 
 
 def intra_contributions(
-    pattern: Pattern, value: HeadValue, z: HeadOutput, W_O: OutputWeight, gate: HeadOutput | None = None
+    pattern: Pattern, value: Value, z: HeadOutput, W_O: OutputWeight, gate: HeadOutput | None = None
 ) -> Pattern:
     """Intra-head contribution weights ``c_ij = <o^h_i, A_ij ṽ_j> / ||o^h_i||²`` (arXiv 2606.07604).
 
@@ -150,7 +151,7 @@ def intra_contributions(
 
 
 def inter_contributions(
-    pattern: Pattern, value: HeadValue, output: LayerOutput, W_O: OutputWeight, gate: HeadOutput | None = None
+    pattern: Pattern, value: Value, output: LayerOutput, W_O: OutputWeight, gate: HeadOutput | None = None
 ) -> Pattern:
     """Inter-head contribution weights ``c^h_ij = <o_i, A^h_ij ṽ^h_j> / ||o_i||²`` (arXiv 2606.07604).
 
@@ -264,6 +265,40 @@ def contribution_factors(
     safe = output_norm.masked_fill(degenerate(output_norm.square()), float("nan")).unsqueeze(-1)
     direction = products / norms.clamp(min=torch.finfo(norms.dtype).tiny)
     return pattern, norms / safe, direction / safe
+
+
+def value_cosines(
+    directions: HeadOutput,
+    value: HeadValue,
+    value_norm: PerKey | Pattern,
+    output_norm: Float[Tensor, "batch #head query"],
+    gate: HeadOutput | None = None,
+) -> Pattern:
+    """``cos(o_i, ṽ_j)``, the direction factor of a contribution; vectors are divided by norms, not the pairs they make.
+
+    Args:
+        directions: ``u`` from :func:`intra_directions` or :func:`inter_directions` ``[batch, query, head, d_head]``.
+        value: ``v`` ``[batch, key, head, d_head]``, one per query head.
+        value_norm: ``||ṽ_j||`` ``[batch, head, key]``, or ``[batch, head, query, key]`` under a gate.
+        output_norm: ``||o_i||`` ``[batch, head, query]``, or ``[batch, 1, query]`` for the layer's output.
+        gate: ``[batch, query, head, d_head]`` for a gated attention.
+
+    Returns:
+        ``[batch, head, query, key]`` in -1 to 1; NaN where the output is degenerate, 0 for a value of norm 0.
+
+    Example:
+        >>> u, squared = intra_directions(torch.ones(1, 1, 1, 2), torch.eye(2).unsqueeze(0))
+        >>> value = torch.tensor([[[[-1.0, -1.0]]]])
+        >>> round(value_cosines(u, value, value.norm(dim=-1).transpose(1, 2), squared.sqrt()).item(), 4)
+        -1.0
+    """
+    tiny = torch.finfo(value_norm.dtype).tiny
+    safe = output_norm.masked_fill(degenerate(output_norm.square()), float("nan"))
+    unit_directions = directions / safe.transpose(1, 2).unsqueeze(-1)
+    if value_norm.ndim == 4:
+        return inner_products(unit_directions, value, gate) / value_norm.clamp(min=tiny)
+    unit_value = value / value_norm.clamp(min=tiny).transpose(1, 2).unsqueeze(-1)
+    return inner_products(unit_directions, unit_value, gate)
 
 
 def contributions_per_key(

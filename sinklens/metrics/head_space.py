@@ -77,8 +77,9 @@ def to_head_space(vectors: HeadOutput | HeadValue, factor: Factor) -> HeadOutput
         >>> to_head_space(torch.ones(1, 1, 1, 2), head_factor(W_O)).flatten().tolist()
         [3.0, 3.0]
     """
-    # One batched product per head: einsum would pick the same plan only after a permuting copy of its own.
-    return torch.matmul(vectors.transpose(1, 2), factor).transpose(1, 2)
+    # One product per head over all positions at once, on strided views: nothing is copied on the way in.
+    heads_first = vectors.flatten(0, 1).transpose(0, 1)
+    return torch.bmm(heads_first, factor).transpose(0, 1).unflatten(0, vectors.shape[:2])
 
 
 def projected_value_norms(value: HeadValue, factor: Factor) -> PerKey:

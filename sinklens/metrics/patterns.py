@@ -44,7 +44,9 @@ def previous_attention(pattern: Pattern) -> PerQuery:
     return torch.nn.functional.pad(pattern.diagonal(offset=-1, dim1=-2, dim2=-1), (1, 0))
 
 
-def row_entropy(pattern: Pattern, visible: Int[Tensor, "batch query"], kind: Entropy = "collision") -> PerQuery:
+def row_entropy(
+    pattern: Pattern, visible: Int[Tensor, "batch query"], kind: Entropy = "collision", total: PerQuery | None = None
+) -> PerQuery:
     """Entropy of each row over ``log(#visible keys)``: 0 for one key, 1 for uniform attention.
 
     ``"collision"`` is the Rényi entropy of order 2, ``-log Σ_j A_ij²``, one pass over the pattern; ``"shannon"`` is
@@ -54,9 +56,11 @@ def row_entropy(pattern: Pattern, visible: Int[Tensor, "batch query"], kind: Ent
         pattern: ``[batch, head, query, key]``.
         visible: how many keys each query sees ``[batch, query]``.
         kind: which entropy.
+        total: ``Σ_j A_ij`` ``[batch, head, query]`` where a learned sink takes the rest: the entropy is that of the shares
+            ``A_ij / Σ_j A_ij`` (ours). Without it rows are taken to sum to 1.
 
     Returns:
-        ``[batch, head, query]``; 0 where fewer than two keys are visible.
+        ``[batch, head, query]`` in 0 to 1; 0 where fewer than two keys are visible.
 
     Example:
         >>> uniform = torch.full((1, 1, 1, 4), 0.25)
@@ -70,6 +74,9 @@ def row_entropy(pattern: Pattern, visible: Int[Tensor, "batch query"], kind: Ent
         entropy = torch.special.entr(pattern).sum(-1)
     else:
         raise ValueError(f"unknown entropy {kind!r}; expected 'collision' or 'shannon'")
+    if total is not None:
+        safe = total.clamp(min=torch.finfo(total.dtype).tiny)
+        entropy = entropy + 2 * safe.log() if kind == "collision" else entropy / safe + safe.log()
     scale = visible.clamp(min=2).to(pattern.dtype).log().unsqueeze(1)
     return (entropy / scale).clamp(min=0) * (visible > 1).unsqueeze(1)
 

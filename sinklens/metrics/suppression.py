@@ -16,6 +16,7 @@ from sinklens.axes import HeadOutput, PerQuery
 DEGENERATE_REST = 1e-5
 
 Scalars = Float[Tensor, "*rows"]
+SinkValue = Float[Tensor, "batch #query head d_head"]
 
 
 class Mixture(NamedTuple):
@@ -28,7 +29,7 @@ class Mixture(NamedTuple):
 
 
 def split_output(
-    output: HeadOutput, sink_term: HeadOutput, sink_mass: PerQuery, sink_value: HeadOutput | None = None
+    output: HeadOutput, sink_term: HeadOutput, sink_mass: PerQuery, sink_value: SinkValue | None = None
 ) -> Mixture:
     """Split head outputs into the sink's value and the mixture of the others, as inner products.
 
@@ -38,7 +39,7 @@ def split_output(
         output: ``o_i`` in head space ``[batch, query, head, d_head]``.
         sink_term: ``a ṽ_s`` in head space, the part of ``o_i`` that comes from the sinks.
         sink_mass: ``a`` ``[batch, head, query]``.
-        sink_value: ``ṽ_s`` where it is known apart from ``a``; else ``sink_term / a``.
+        sink_value: ``ṽ_s``, the same for every query or one per query, where it is known apart from ``a``; else ``sink_term / a``.
 
     Returns:
         A :class:`Mixture`; rows with ``1 - a <= 1e-5`` or without attention on a sink are not ``defined`` and hold 0.

@@ -62,7 +62,7 @@ def mean_value(value: HeadValue, keys: KeyMask) -> Float[Tensor, "batch head d_h
         2.0
     """
     weight = keys.to(value.dtype)
-    return torch.einsum("bkhd,bk->bhd", value, weight) / weight.sum(-1)[:, None, None]
+    return (value * weight[:, :, None, None]).sum(1) / weight.sum(-1)[:, None, None]
 
 
 def cosine(left: Tensor, right: Tensor) -> Tensor:

@@ -69,7 +69,12 @@ class ModelAttention:
     @cached_property
     def is_causal(self) -> bool:
         """Whether later keys are hidden."""
-        return str(getattr(self.model.cfg, "attention_dir", "causal") or "causal") == "causal"
+        if str(getattr(self.model.cfg, "attention_dir", "causal") or "causal") != "causal":
+            return False
+        # TransformerLens 3.9's Bridge calls BERT causal; the module that it wraps knows better.
+        original = _original(self.module(self.layers[0]))
+        parts = original.modules() if isinstance(original, torch.nn.Module) else ()
+        return not any(getattr(part, "is_causal", None) is False for part in parts)
 
     @cached_property
     def device(self) -> torch.device:

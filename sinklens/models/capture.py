@@ -1,16 +1,17 @@
 """One forward pass that hands over each layer's attention as soon as it is complete, and keeps none of it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sinklens.errors import HookNotFiredError, InputError, UnsupportedAttentionError
-from sinklens.metrics.head_space import head_factor
 from sinklens.models.attention import ModelAttention
+from sinklens.models.environment import one_line
+from sinklens.models.factors import cached_head_factor
 from sinklens.models.hook_names import GATE, PATTERN, VALUE, Z, at_layer
 from sinklens.models.layer import LayerAttention, LayerWeights, at_least_float32
 from sinklens.models.sinks import SinkRule
@@ -46,7 +47,12 @@ def hooked(model: Any, hooks: Sequence[Hook]) -> Iterator[Callable[..., Any]]:
         _require_once(hooks, fired)
         return logits
 
-    with model.hooks(fwd_hooks=[(name, counted(i, function)) for i, (name, function) in enumerate(hooks)]):
+    attached = [(name, counted(i, function)) for i, (name, function) in enumerate(hooks)]
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(model.hooks(fwd_hooks=attached))
+        except (AssertionError, ValueError) as error:  # a hook behind a flag that is off
+            raise HookNotFiredError(f"a hook cannot fire: {one_line(error)}") from error
         yield forward
 
 
@@ -55,7 +61,7 @@ def _require_once(hooks: Sequence[Hook], fired: Counter[int]) -> None:
         if fired[number] != 1:
             raise HookNotFiredError(
                 f"the hook {name!r} fired {fired[number]} times in a forward pass; expected once. "
-                "The attention is not run eagerly, or the layer is skipped: load the model with eager attention"
+                "The attention is not run eagerly (load the model with eager attention), or a flag of the model turns the hook off"
             )
 
 
@@ -79,7 +85,6 @@ class LayerReader:
         self.sink = sink
         self.extra_hooks = tuple(dict.fromkeys(extra_hooks))
         self.identities: dict[int, Identities] = {}
-        self._factors: dict[int, Tensor] = {}
 
     def read(self, tokens: Tensor, mask: Tensor, receive: Callable[[LayerAttention], object]) -> None:
         """Run one batch; ``receive`` is called once per layer, in the order in which layers complete.
@@ -99,17 +104,25 @@ class LayerReader:
             for index, layer in enumerate(self.attention.layers)
         ]
         hooks = [hook for layer in pending for hook in layer.hooks()]
-        # Causal attention never looks at padding on the right; a mask would only make the pass slower.
-        arguments = {} if self.attention.is_causal or bool(mask.all()) else {"attention_mask": mask.long().to(device)}
+        arguments = {"attention_mask": mask.long().to(device)} if self._needs_mask(mask) else {}
         with torch.no_grad(), hooked(self.attention.model, hooks) as forward:
             forward(tokens.to(device), return_type=None, **arguments)
+
+    def _needs_mask(self, mask: Tensor) -> bool:
+        """Causal attention never looks at padding on the right, and a mask would only make the pass slower."""
+        # HookedTransformer makes a mask of its own for a tokenizer that pads on the left: real tokens at the start of a
+        # sequence whose id is the padding's would be hidden.
+        tokenizer = getattr(self.attention.model, "tokenizer", None)
+        if getattr(tokenizer, "padding_side", "right") == "left":
+            return True
+        return not self.attention.is_causal and not bool(mask.all())
 
     def replay(
         self,
         index: int,
         layer: int,
         tokens: Tensor,
-        cache: Mapping[str, Tensor],
+        cache: Any,
         receive: Callable[[LayerAttention], object],
     ) -> None:
         """Give one layer of a cache to ``receive`` as :meth:`read` would; hooks may be cached under any of their names.
@@ -118,7 +131,7 @@ class LayerReader:
             index: the layer's row in results.
             layer: the model's own number.
             tokens: ``[1, position]``, all real.
-            cache: activations of one prompt, with or without the batch axis.
+            cache: activations of one prompt by hook name (an ``ActivationCache`` is no ``Mapping``), with or without the batch axis.
             receive: gets the layer's attention.
 
         Raises:
@@ -129,16 +142,14 @@ class LayerReader:
         pending.hand_over(pending.from_cache(cache))
 
     def weights(self, layer: int, device: torch.device) -> LayerWeights:
-        """The layer's weights on a device. Only the head factor is kept: float32 copies of every layer would fill memory."""
+        """The layer's weights on a device."""
         attention = self.attention
-        W_O, b_O = (None if weight is None else weight.to(device) for weight in attention.output_weights(layer))
-        assert W_O is not None
-        if layer not in self._factors:
-            self._factors[layer] = head_factor(W_O)
+        W_O, b_O = attention.output_weights(layer)
+        W_O = W_O.to(device)
         return LayerWeights(
             W_O,
-            b_O,
-            self._factors[layer],
+            None if b_O is None else b_O.to(device),
+            cached_head_factor(attention.module(layer), W_O),
             attention.is_causal,
             attention.window(layer),
             attention.has_learned_sink(layer),
@@ -180,10 +191,12 @@ class LayerReader:
 
 
 def post_norm_gain(attention: ModelAttention, layer: int) -> Tensor | None:
-    """The gain of a HookedTransformer's norm after attention (Gemma-2), beyond which its output hook lies."""
-    block = attention.model.blocks[layer]
-    if getattr(attention.model.cfg, "use_normalization_after", False) and hasattr(block, "ln1_post"):
-        return getattr(block.ln1_post, "w", None)
+    """The gain of a HookedTransformer's norm after attention (Gemma-2, OLMo-2), beyond which its output hook lies."""
+    block, cfg = attention.model.blocks[layer], attention.model.cfg
+    if getattr(cfg, "use_normalization_before_and_after", False):
+        return getattr(getattr(block, "ln1_post", None), "w", None)
+    if getattr(cfg, "original_architecture", None) in ("Olmo2ForCausalLM", "Olmo3ForCausalLM"):
+        return getattr(getattr(block, "ln1", None), "w", None)
     return None
 
 
@@ -223,7 +236,7 @@ class _PendingLayer:
 
         return keep
 
-    def from_cache(self, cache: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def from_cache(self, cache: Any) -> dict[str, Tensor]:
         """The layer's tensors from a cache, by canonical hook name; outputs that it lacks are done without."""
         spellings = {str(name): {str(name), at_layer(template, self.layer)} for template, name in self.names.items()}
         known = self.reader.attention.output_hooks(self.layer)

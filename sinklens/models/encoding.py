@@ -31,8 +31,7 @@ class TextEncoder:
             token_ids = list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         except (TypeError, UnicodeEncodeError) as error:
             raise InputError(
-                f"the text {text[:40]!r} cannot be encoded, probably for half a surrogate pair in it. "
-                "Remove it."
+                f"the text {text[:40]!r} cannot be encoded, probably for half a surrogate pair in it. Remove it."
             ) from error
         if self.prefix and tuple(token_ids[: len(self.prefix)]) == self.prefix:
             return token_ids[len(self.prefix) :]
@@ -57,9 +56,7 @@ def text_encoder(model: Any, prepend_bos: bool | None) -> TextEncoder:
         return TextEncoder(tokenizer, *_own_special_tokens(tokenizer))
     bos = usable_bos(model)
     if bos is None and prepend_bos:
-        raise InputError(
-            "prepend_bos=True, but the model's tokenizer has no BOS token. Leave prepend_bos out."
-        )
+        raise InputError("prepend_bos=True, but the model's tokenizer has no BOS token. Leave prepend_bos out.")
     wanted = prepend_bos or getattr(model.cfg, "default_prepend_bos", True)
     return TextEncoder(tokenizer, (bos,) if bos is not None and wanted else (), ())
 
@@ -75,9 +72,7 @@ def usable_bos(model: Any) -> int | None:
     bos = getattr(tokenizer, "bos_token_id", None)
     # TransformerLens installs "<|endoftext|>" where a tokenizer has no BOS; a vocabulary without it maps it
     # to "unknown" or past its end
-    is_unknown = (
-        bos == getattr(tokenizer, "unk_token_id", None) and tokenizer.bos_token != tokenizer.unk_token
-    )
+    is_unknown = bos == getattr(tokenizer, "unk_token_id", None) and tokenizer.bos_token != tokenizer.unk_token
     if bos is None or is_unknown or bos >= model.cfg.d_vocab:
         return None
     return int(bos)

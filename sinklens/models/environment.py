@@ -52,9 +52,7 @@ def parse_device(device: str | torch.device | None) -> torch.device:
     try:
         parsed = torch.device(device)
     except RuntimeError as error:
-        raise ModelLoadError(
-            f"unknown device {device!r}; expected for example 'cpu', 'cuda' or 'cuda:1'"
-        ) from error
+        raise ModelLoadError(f"unknown device {device!r}; expected for example 'cpu', 'cuda' or 'cuda:1'") from error
     if parsed.type == "meta":
         raise ModelLoadError("device 'meta' holds no numbers; expected for example 'cpu' or 'cuda'")
     try:
@@ -116,9 +114,7 @@ def _parameter_count(config: Any) -> int:
     try:
         with torch.device("meta"):
             return sum(parameter.numel() for parameter in AutoModel.from_config(config).parameters())
-    except (
-        Exception
-    ):  # an estimate only: what is wrong with the configuration is reported by the loading itself
+    except Exception:  # an estimate only: what is wrong with the configuration is reported by the loading itself
         return 0
 
 
@@ -145,19 +141,19 @@ def is_offline() -> bool:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[list[str]]:
-    """Keep transformers and TransformerLens from writing to the terminal; yields their warnings, for the
-    caller to judge.
+    """Keep transformers and TransformerLens from writing to the terminal, save for bars of downloads.
 
-    The progress bars of downloads stay.
+    Yields what transformers says about the weights that it loads, for the caller to judge.
     """
     from transformers.utils import logging as transformers_logging
 
     messages: list[str] = []
-    logger = logging.getLogger("transformers")
     bars = transformers_logging.is_progress_bar_enabled()
     with (
-        _only_recording(logger, messages),
-        _only_recording(logging.getLogger(), []),
+        _recording(logging.getLogger(), []),
+        _recording(logging.getLogger("transformers"), []),
+        # a level of its own: TransformerLens, once imported, silences all of transformers
+        _recording(logging.getLogger("transformers.modeling_utils"), messages, level=logging.WARNING),
         contextlib.redirect_stdout(io.StringIO()),
         warnings.catch_warnings(),
     ):
@@ -187,16 +183,18 @@ class _Recorder(logging.Handler):
 
 
 @contextlib.contextmanager
-def _only_recording(logger: logging.Logger, messages: list[str]) -> Iterator[None]:
-    handlers, level = logger.handlers, logger.level
+def _recording(logger: logging.Logger, messages: list[str], level: int | None = None) -> Iterator[None]:
+    """Let ``logger`` write into ``messages`` instead of the terminal."""
+    handlers, former_level = logger.handlers, logger.level
     logger.handlers = [_Recorder(messages)]
-    if logger.name != "root":
-        logger.setLevel(logging.WARNING)
+    if level is not None:
+        logger.setLevel(level)
     try:
         yield
     finally:
         logger.handlers = handlers
-        logger.setLevel(level)
+        if level is not None:
+            logger.setLevel(former_level)
 
 
 def one_line(error: BaseException, longest: int = 200) -> str:

@@ -97,8 +97,7 @@ def _source(name: str | os.PathLike[str]) -> str:
     is_path = isinstance(name, os.PathLike) or path.exists() or text.startswith((".", "/", "~"))
     if is_path or text.count("/") > 1 or not text.strip():
         raise ModelLoadError(
-            f"there is no folder {text!r}; expected a model folder, a name on the Hugging Face hub, "
-            f"or {smollm2.NAME!r}"
+            f"there is no folder {text!r}; expected a model folder, a name on the Hugging Face hub, or {smollm2.NAME!r}"
         )
     return text
 
@@ -113,9 +112,7 @@ def _config(source: str) -> Any:
         return AutoConfig.from_pretrained(source, local_files_only=local_only)
     except (OSError, ValueError, KeyError, TypeError) as error:
         if not is_hub_name:
-            raise ModelLoadError(
-                f"the folder {source} cannot be read as a model: {one_line(error)}"
-            ) from error
+            raise ModelLoadError(f"the folder {source} cannot be read as a model: {one_line(error)}") from error
         if local_only:
             raise ModelLoadError(
                 f"{source!r} is neither a local folder nor in the Hugging Face cache, and the hub cannot be "
@@ -145,9 +142,7 @@ def _require_tokenizer(source: str, config: Any) -> None:
     if not folder.is_dir() or not hasattr(config, "vocab_size"):
         return
     if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
-        raise ModelLoadError(
-            f"the folder {source} has no tokenizer files. Save the model's tokenizer into it."
-        )
+        raise ModelLoadError(f"the folder {source} has no tokenizer files. Save the model's tokenizer into it.")
 
 
 def _booted(source: str, config: Any, device: torch.device, dtype: torch.dtype, is_hooked: bool) -> Any:
@@ -163,9 +158,7 @@ def _booted(source: str, config: Any, device: torch.device, dtype: torch.dtype, 
         raise ModelLoadError(f"{source} does not fit into the memory of {device}. {HEADROOM}") from error
     except Exception as error:  # the libraries raise many unrelated types for what they cannot load
         architectures = ", ".join(getattr(config, "architectures", None) or ["unknown architecture"])
-        raise ModelLoadError(
-            f"{source} ({architectures}) cannot be loaded: {_reason(error, is_hooked)}"
-        ) from error
+        raise ModelLoadError(f"{source} ({architectures}) cannot be loaded: {_reason(error, is_hooked)}") from error
 
 
 def _reason(error: Exception, is_hooked: bool) -> str:
@@ -176,6 +169,4 @@ def _reason(error: Exception, is_hooked: bool) -> str:
         return f"{text}. {HEADROOM}"
     if "tokenizer" in text.lower():
         return f"its tokenizer cannot be loaded ({text}). Save the tokenizer into the same folder."
-    return (
-        f"{text}. Try backend='bridge'." if is_hooked else f"{text}. Check that all its files are complete."
-    )
+    return f"{text}. Try backend='bridge'." if is_hooked else f"{text}. Check that all its files are complete."

@@ -46,8 +46,7 @@ def document_source(
     """
     if attention_mask is not None and not isinstance(texts, Tensor):
         raise InputError(
-            "attention_mask belongs to a tensor of token ids; got it together with texts of another kind. "
-            "Leave it out."
+            "attention_mask belongs to a tensor of token ids; got it together with texts of another kind. Leave it out."
         )
     if is_file_name(texts):
         return _file_source(Path(texts), _field_names(fields))
@@ -81,9 +80,7 @@ def is_dataset_name(texts: object) -> TypeGuard[str]:
     """Whether ``texts`` names a Hugging Face dataset: ``hf:NAME``, ``hf:NAME:CONFIG``,
     ``hf:NAME:CONFIG@SPLIT``.
     """
-    return (
-        isinstance(texts, str) and texts.startswith(DATASET_PREFIX) and " " not in texts and "\n" not in texts
-    )
+    return isinstance(texts, str) and texts.startswith(DATASET_PREFIX) and " " not in texts and "\n" not in texts
 
 
 def parse_dataset_name(name: str) -> tuple[str, str | None, str]:
@@ -98,9 +95,7 @@ def parse_dataset_name(name: str) -> tuple[str, str | None, str]:
     body, _, split = name.removeprefix(DATASET_PREFIX).partition("@")
     repository, _, configuration = body.partition(":")
     if not repository:
-        raise InputError(
-            f"{name!r} names no dataset; expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG@SPLIT"
-        )
+        raise InputError(f"{name!r} names no dataset; expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG@SPLIT")
     return repository, configuration or None, split or "train"
 
 
@@ -159,9 +154,7 @@ def _read_json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[Document]:
         with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield _joined_fields(
-                        _parse_line(line, f"{path} line {number}"), fields, f"{path} line {number}"
-                    )
+                    yield _joined_fields(_parse_line(line, f"{path} line {number}"), fields, f"{path} line {number}")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as UTF-8 text: {_first_line(error)}") from error
 
@@ -185,13 +178,10 @@ def _joined_fields(record: Any, fields: tuple[str, ...], place: str) -> str:
     for field in fields:
         if field not in record:
             raise InputError(
-                f"{place} has no field {field!r}; it has {_listed(record)}. Name the text fields with "
-                "fields=."
+                f"{place} has no field {field!r}; it has {_listed(record)}. Name the text fields with fields=."
             )
         if not isinstance(record[field], str):
-            raise InputError(
-                f"{place}: field {field!r} holds a {type(record[field]).__name__}; expected text"
-            )
+            raise InputError(f"{place}: field {field!r} holds a {type(record[field]).__name__}; expected text")
     return "\n".join(record[field] for field in fields)
 
 
@@ -202,8 +192,7 @@ def _is_dataset(texts: object) -> bool:
 def _dataset_source(dataset: Any, name: str, fields: tuple[str, ...]) -> DocumentSource:
     if isinstance(dataset, dict):
         raise InputError(
-            f"the dataset has several splits ({_listed(dataset)}); pass one of them, for example "
-            "dataset['train']"
+            f"the dataset has several splits ({_listed(dataset)}); pass one of them, for example dataset['train']"
         )
 
     def read() -> Iterator[Document]:
@@ -222,9 +211,7 @@ def _memory_source(texts: Any, attention_mask: Tensor | None) -> DocumentSource:
     for document in documents:
         if isinstance(document, str) != holds_text:
             raise InputError("texts mixes strings and token ids; expected one kind only")
-    return DocumentSource(
-        "text" if holds_text else "tokens", len(documents), holds_text, lambda: iter(documents)
-    )
+    return DocumentSource("text" if holds_text else "tokens", len(documents), holds_text, lambda: iter(documents))
 
 
 def _documents_in_memory(texts: Any, attention_mask: Tensor | None) -> list[Document]:
@@ -253,13 +240,10 @@ def _token_ids(item: Any) -> Tensor:
                 f"a document of token ids has shape {tuple(item.shape)}; expected one dimension [position]"
             )
         return item
-    if isinstance(item, Sequence) and all(
-        isinstance(token, int) and not isinstance(token, bool) for token in item
-    ):
+    if isinstance(item, Sequence) and all(isinstance(token, int) and not isinstance(token, bool) for token in item):
         return torch.tensor(list(item), dtype=torch.long)
     raise InputError(
-        f"a document is a {type(item).__name__}; expected a string, a list of token ids or an int tensor "
-        "[position]"
+        f"a document is a {type(item).__name__}; expected a string, a list of token ids or an int tensor [position]"
     )
 
 
@@ -267,8 +251,7 @@ def _tensor_rows(tokens: Tensor, attention_mask: Tensor | None) -> list[Document
     _require_integers(tokens)
     if tokens.ndim not in (1, 2) or tokens.numel() == 0:
         raise InputError(
-            f"the token tensor has shape {tuple(tokens.shape)}; expected [position] or [document, "
-            "position], not empty"
+            f"the token tensor has shape {tuple(tokens.shape)}; expected [position] or [document, position], not empty"
         )
     rows = tokens if tokens.ndim == 2 else tokens[None]
     if attention_mask is None:
@@ -286,8 +269,7 @@ def _real_tokens(row: Tensor, mask: Tensor, index: int) -> Tensor:
     real = mask.nonzero().flatten()
     if len(real) and int(real[-1] - real[0]) + 1 != len(real):
         raise InputError(
-            f"attention_mask row {index} has padding between real tokens; expected padding at one or both "
-            "ends only"
+            f"attention_mask row {index} has padding between real tokens; expected padding at one or both ends only"
         )
     return row[real.to(row.device)]
 

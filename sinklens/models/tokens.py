@@ -160,8 +160,7 @@ class TokenBatches:
             )
         if self.min_length > self.context_length:
             raise InputError(
-                f"min_length {self.min_length} is greater than context_length {self.context_length}. Lower "
-                "it."
+                f"min_length {self.min_length} is greater than context_length {self.context_length}. Lower it."
             )
         return self
 
@@ -270,9 +269,7 @@ def first_real_position(mask: RealTokens) -> Int[Tensor, " batch"]:
         tensor([0, 1])
     """
     if not bool(mask.any(dim=-1).all()):
-        raise InputError(
-            "a row of the mask has no real token; expected at least one per row. Leave that row out."
-        )
+        raise InputError("a row of the mask has no real token; expected at least one per row. Leave that row out.")
     return mask.int().argmax(dim=-1)
 
 
@@ -293,8 +290,7 @@ def _context_length(model: Any, context_length: int | None, holds_text: bool) ->
     _positive(context_length, "context_length")
     if context_length > available:
         raise InputError(
-            f"context_length {context_length} is greater than the model's context of {available} tokens. "
-            "Lower it."
+            f"context_length {context_length} is greater than the model's context of {available} tokens. Lower it."
         )
     return context_length
 

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TypeVar
 
 import pandas as pd
 from torch import Tensor
@@ -17,6 +17,10 @@ from sinklens.results.provenance import Provenance
 
 METRICS = ("attention", "value_weighted", "output_normalized", "intra", "inter", "cosine")
 _TENSORS = ("attention", "cosine", "layer_cosine", "value_norm", "output_norm", "layer_norm", "visible")
+
+
+# Not typing.Self: beartype, which checks shapes in the tests, knows it inside classes that it decorates only.
+MapsT = TypeVar("MapsT", bound="AttentionMaps")
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +111,7 @@ class AttentionMaps:
             raise InputError(f"no metric {name!r}; the metrics are {', '.join(METRICS)}")
         return getattr(self, name)
 
-    def layer(self, layer: int) -> Self:
+    def layer(self: MapsT, layer: int) -> MapsT:
         """The maps of one layer only, by the model's own number.
 
         Raises:
@@ -147,7 +151,7 @@ class AttentionMaps:
         return save_tensors(path, type(self).__name__, {name: getattr(self, name) for name in _TENSORS}, metadata)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(cls: type[MapsT], path: str | os.PathLike[str]) -> MapsT:
         """Load what :meth:`save` wrote.
 
         Raises:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 import pandas as pd
 import torch
@@ -15,6 +15,10 @@ from sinklens.axes import LayerHead
 from sinklens.errors import InputError
 from sinklens.results.files import load_tensors, save_tensors
 from sinklens.results.provenance import Provenance
+
+
+# Not typing.Self: beartype, which checks shapes in the tests, knows it inside classes that it decorates only.
+MeansT = TypeVar("MeansT", bound="HeadMeans")
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +68,7 @@ class HeadMeans:
             raise InputError(f"no quantity {name!r} here; there are {', '.join(sorted(self.sums))}")
         return (self.sums[name] / self.counts[self.COUNT_OF[name]]).float()
 
-    def merge(self, other: Self) -> Self:
+    def merge(self: MeansT, other: MeansT) -> MeansT:
         """The means over both texts together: sums and counts add up.
 
         Raises:
@@ -106,7 +110,7 @@ class HeadMeans:
         return save_tensors(path, type(self).__name__, tensors, metadata)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(cls: type[MeansT], path: str | os.PathLike[str]) -> MeansT:
         """Load what :meth:`save` wrote.
 
         Raises:

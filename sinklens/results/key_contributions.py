@@ -5,10 +5,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import pandas as pd
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sinklens.axes import LayerHeadKey
 from sinklens.errors import InputError
@@ -57,19 +57,19 @@ class KeyContributions:
     def _per_document(self, name: str) -> LayerHeadKey:
         return (self.sums[name] / self.documents).float()
 
-    def merge(self, other: Self) -> Self:
+    def merge(self, other: "KeyContributions") -> "KeyContributions":
         """Both texts together.
 
         Raises:
-            InputError: they differ in the model, the layers or the context length.
+            InputError: they differ in the model, the layers or the settings.
         """
-        if self.layers != other.layers or self.documents.shape != other.documents.shape:
-            raise InputError("cannot merge key contributions of other layers or another context length")
+        if self.layers != other.layers:
+            raise InputError(f"cannot merge results with other layers: {self.layers} here, {other.layers} there")
         return dataclasses.replace(
             self,
-            sums={name: value + other.sums[name] for name, value in self.sums.items()},
-            documents=self.documents + other.documents,
-            readers=self.readers + other.readers,
+            sums={name: _padded_sum(value, other.sums[name]) for name, value in self.sums.items()},
+            documents=_padded_sum(self.documents, other.documents),
+            readers=_padded_sum(self.readers, other.readers),
             provenance=self.provenance.merge(other.provenance),
         )
 
@@ -88,7 +88,7 @@ class KeyContributions:
         return save_tensors(path, type(self).__name__, tensors, metadata)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(cls, path: str | os.PathLike[str]) -> "KeyContributions":
         """Load what :meth:`save` wrote.
 
         Raises:
@@ -104,3 +104,10 @@ class KeyContributions:
             f"KeyContributions({self.provenance.model_name}: {len(self.layers)} layers, {len(self.documents)} positions; "
             f"the first token gives {share:.0%} of all intra-head contributions)"
         )
+
+
+def _padded_sum(one: Tensor, other: Tensor) -> Tensor:
+    """The sum over key positions, where the longest sequences of two texts need not be equally long."""
+    length = max(one.shape[-1], other.shape[-1])
+    first, second = (pad(tensor, (0, length - tensor.shape[-1])) for tensor in (one, other))
+    return first + second

@@ -79,9 +79,7 @@ def suppression_curves(
     if chosen:
         figure.add_traces(_marker_legend())
     else:
-        figure.add_annotation(
-            text="No head has a sink with attention and other tokens beside it", showarrow=False
-        )
+        figure.add_annotation(text="No head has a sink with attention and other tokens beside it", showarrow=False)
     unit = "Output norm ÷ norm without a sink" if normalize else "Output norm (units of the residual stream)"
     figure.update_layout(
         template=template(theme),

@@ -15,7 +15,9 @@ from sinklens.viz.ranges import colour_range, ratio_ticks, scale_name, shown_val
 from sinklens.viz.theme import COLORWAY, KIND_COLOURS, Theme, palette, template
 
 DEFAULT_QUANTITIES = ("sink_mass", "sink_value_ratio", "sink_alignment", "sink_intra")
-_MAP_WIDTH, _MARGINS = 196, 90
+_MOST_LAYER_TICKS = 40
+_MOST_PARTED_CELLS = 48  # in a row or a column; beyond, gaps would be as wide as cells
+_MAP_WIDTH, _MARGINS = 196.0, 90
 _BAND = (0.1, 0.9)
 
 
@@ -103,10 +105,8 @@ def head_maps(
     figure.update_xaxes(_head_axis(profile))
     figure.update_yaxes(_layer_axis(profile) | {"title": None})
     figure.update_yaxes(title="Layer", col=1)
-    width = (_MAP_WIDTH + COLOUR_BAR_WIDTH) * len(quantities) + _MARGINS
-    figure.update_layout(
-        template=template(theme), height=_map_height(profile), width=width, meta=_meta(profile, axes)
-    )
+    width = (int(_MAP_WIDTH) + COLOUR_BAR_WIDTH) * len(quantities) + _MARGINS
+    figure.update_layout(template=template(theme), height=_map_height(profile), width=width, meta=_meta(profile, axes))
     return figure
 
 
@@ -154,8 +154,9 @@ def _line_with_band(profile: HeadProfile, quantity: Quantity, colour: str) -> li
     layers = np.array(profile.layers)
     has_value = ~np.isnan(values).all(1)
     mean, (low, high) = np.full(len(layers), np.nan), np.full((2, len(layers)), np.nan)
-    mean[has_value] = np.nanmean(values[has_value], 1)
-    low[has_value], high[has_value] = np.nanquantile(values[has_value], _BAND, axis=1)
+    if has_value.any():
+        mean[has_value] = np.nanmean(values[has_value], 1)
+        low[has_value], high[has_value] = np.nanquantile(values[has_value], _BAND, axis=1)
     inside = layers[has_value]
     band = go.Scatter(
         x=np.concatenate([inside, inside[::-1]]),
@@ -186,9 +187,7 @@ def _title(quantity: str) -> str:
     return KIND_LABEL if quantity == "kind" else describe(quantity).label
 
 
-def _map_parts(
-    profile: HeadProfile, quantity: str, robust: bool, theme: Theme
-) -> tuple[go.Heatmap, dict[str, Any]]:
+def _map_parts(profile: HeadProfile, quantity: str, robust: bool, theme: Theme) -> tuple[go.Heatmap, dict[str, Any]]:
     colours = palette(theme)
     if quantity == "kind":
         return _kind_parts(profile)
@@ -214,9 +213,7 @@ def _kind_parts(profile: HeadProfile) -> tuple[go.Heatmap, dict[str, Any]]:
     kinds = profile.kind
     indices = np.array([[KINDS.index(kind) for kind in row] for row in kinds], dtype=np.uint8)
     steps = [(edge / len(KINDS), KIND_COLOURS[kind]) for i, kind in enumerate(KINDS) for edge in (i, i + 1)]
-    trace = _heatmap(
-        indices, text=kinds, hovertemplate="Layer %{y} · head %{x}<br><b>%{text}</b><extra></extra>"
-    )
+    trace = _heatmap(indices, text=kinds, hovertemplate="Layer %{y} · head %{x}<br><b>%{text}</b><extra></extra>")
     bar = {"tickmode": "array", "tickvals": list(range(len(KINDS))), "ticktext": list(KINDS), "ticklen": 0}
     return trace, {"cmin": -0.5, "cmax": len(KINDS) - 0.5, "colorscale": steps, "colorbar": bar}
 
@@ -224,9 +221,9 @@ def _kind_parts(profile: HeadProfile) -> tuple[go.Heatmap, dict[str, Any]]:
 def _heatmap(shown: np.ndarray, **more: Any) -> go.Heatmap:
     # Cells lie at row numbers, not at layer numbers: a profile may hold layers 4, 8 and 20 only.
     rows, heads = np.arange(shown.shape[0]), np.arange(shown.shape[1])
-    return go.Heatmap(
-        z=shown, x=heads, y=rows, coloraxis="coloraxis", xgap=1, ygap=1, hoverongaps=False, **more
-    )
+    gap = 1 if max(shown.shape) <= _MOST_PARTED_CELLS else 0
+    place = {"x": heads, "y": rows, "xgap": gap, "ygap": gap}
+    return go.Heatmap(z=shown, coloraxis="coloraxis", hoverongaps=False, **place, **more)
 
 
 def _head_axis(profile: HeadProfile) -> dict[str, Any]:
@@ -235,6 +232,9 @@ def _head_axis(profile: HeadProfile) -> dict[str, Any]:
 
 
 def _layer_axis(profile: HeadProfile) -> dict[str, Any]:
+    rows = list(range(len(profile.layers)))
+    # Without a label, the pointer shows the row; only where that is the layer's own number can labels be thinned.
+    step = -(-len(rows) // _MOST_LAYER_TICKS) if list(profile.layers) == rows else 1
     return {
         "title": "Layer",
         "autorange": "reversed",
@@ -242,8 +242,8 @@ def _layer_axis(profile: HeadProfile) -> dict[str, Any]:
         "zeroline": False,
         "tickmode": "array",
         "ticks": "",
-        "tickvals": list(range(len(profile.layers))),
-        "ticktext": [str(layer) for layer in profile.layers],
+        "tickvals": rows[::step],
+        "ticktext": [str(layer) for layer in profile.layers[::step]],
     }
 
 

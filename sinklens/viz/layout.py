@@ -19,7 +19,7 @@ def row_of_maps(titles: Sequence[str], map_width: float) -> tuple[go.Figure, lis
         The figure, and where each map ends, as a share of the plotting width.
 
     Example:
-        >>> figure, ends = row_of_maps(["a", "b"], 100)
+        >>> figure, ends = row_of_maps(["a", "b"], 100.0)
         >>> len(ends), ends[-1]
         (2, 1.0)
     """

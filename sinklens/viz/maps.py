@@ -25,6 +25,9 @@ METRIC_LABELS = {
     "inter": "Inter contribution",
     "cosine": "Cosine with the output",
 }
+SHARES = ("attention", "intra", "inter")
+# Shares below a thousandth move nothing, and shall not look as if they did where all others are as small.
+SMALLEST_RANGE = 0.001
 SIGNED_METRICS = ("intra", "inter", "cosine")
 _METRIC_COLOURS = {"attention": "#8c6bb1", "intra": "#3a8fd6", "inter": "#d55e00"}
 _CONTRIBUTION_SHARE = 0.995  # contributions have no bound: a few short outputs may saturate
@@ -74,7 +77,7 @@ def attention_heatmaps(
         raise InputError(f"no metrics to show; name at least one of {', '.join(METRICS)}")
     one = maps.layer(layer)
     check_head(maps.n_heads, head)
-    side = float(np.clip(17 * len(maps.tokens), 220, 420))
+    side = float(np.clip(17 * len(maps.tokens), 220, 380))
     figure, ends = row_of_maps([METRIC_LABELS.get(metric, metric) for metric in metrics], side)
     texts = _cell_texts(one, head)
     for column, (metric, end) in enumerate(zip(metrics, ends, strict=True)):
@@ -175,15 +178,13 @@ def _cells(one: AttentionMaps, head: int, metric: str) -> Map:
     return one.metric(metric)[0, head].float().masked_fill(hidden, float("nan")).numpy()
 
 
-def _map_trace(
-    one: AttentionMaps, head: int, metric: str, texts: list[list[str]] | None, axis: str
-) -> go.Heatmap:
-    label = METRIC_LABELS[metric]
+def _map_trace(one: AttentionMaps, head: int, metric: str, texts: list[list[str]] | None, axis: str) -> go.Heatmap:
+    cells, label = _cells(one, head, metric), METRIC_LABELS[metric]
     where = "%{text}" if texts else "query %{y}<br>key %{x}"
     return go.Heatmap(
-        z=_cells(one, head, metric),
-        x=np.arange(len(one.tokens)),
-        y=np.arange(len(one.tokens)),
+        z=cells,
+        x=list(range(len(one.tokens))),
+        y=list(range(len(one.tokens))),
         coloraxis=axis,
         text=texts,
         hoverongaps=texts is not None,
@@ -200,8 +201,7 @@ def _cell_texts(one: AttentionMaps, head: int) -> list[list[str]] | None:
     degenerate = one.metric("intra")[0, head].isnan().all(-1).tolist()
     labels = [f"{escape(token)} ({position})" for position, token in enumerate(one.tokens)]
     return [
-        [_cell_text(labels[q], labels[k], visible[q][k], degenerate[q]) for k in range(length)]
-        for q in range(length)
+        [_cell_text(labels[q], labels[k], visible[q][k], degenerate[q]) for k in range(length)] for q in range(length)
     ]
 
 
@@ -222,6 +222,8 @@ def _colour_axis(
         low, high = symmetric_range(values, robust=True, share=_CONTRIBUTION_SHARE)
     else:
         low, high = positive_range(values, robust=False)
+    if metric in SHARES and high < SMALLEST_RANGE:
+        low, high = (-SMALLEST_RANGE if low else 0.0), SMALLEST_RANGE
     bar = {"x": end, "xanchor": "left", "xpad": 4, "thickness": 8, "tickformat": ".2~g"}
     return {"cmin": low, "cmax": high, "colorscale": palette(theme).scale(_scale(metric)), "colorbar": bar}
 

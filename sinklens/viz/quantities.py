@@ -63,30 +63,26 @@ _QUANTITIES = (
         "sink_alignment",
         "Alignment of the sink",
         "diverging",
-        "Red: the sink's value points against the mean of the other tokens' values; blue: along it "
-        "(cosine, −1 to 1).",
+        "Red: the sink's value points against the mean of the other tokens' values; blue: along it (cosine, −1 to 1).",
     ),
     Quantity(
         "sink_cosine",
         "Mean cosine with the sink",
         "diverging",
-        "Red: on average the sink's value points against each other token's value; blue: along it "
-        "(cosine, −1 to 1).",
+        "Red: on average the sink's value points against each other token's value; blue: along it (cosine, −1 to 1).",
     ),
     Quantity(
         "sink_intra",
         "Intra contribution of the sink",
         "diverging",
-        "The part of the head's own output that comes from the sink; red heads' sinks work against "
-        "their output.",
+        "The part of the head's own output that comes from the sink; red heads' sinks work against their output.",
         share=True,
     ),
     Quantity(
         "sink_inter",
         "Inter contribution of the sink",
         "diverging",
-        "The part of the whole layer's output that comes from the sink through this head; red works "
-        "against the layer.",
+        "The part of the whole layer's output that comes from the sink through this head; red works against the layer.",
         share=True,
     ),
     Quantity(
@@ -114,8 +110,7 @@ _QUANTITIES = (
         "entropy",
         "Row entropy",
         "sequential",
-        "The stronger the colour, the more the head spreads its attention: 0 is one key, 1 is all "
-        "visible keys alike.",
+        "The stronger the colour, the more the head spreads its attention: 0 is one key, 1 is all visible keys alike.",
         share=True,
     ),
     Quantity(
@@ -147,15 +142,13 @@ _QUANTITIES = (
         "other_norm",
         "Output norm without the sink",
         "sequential",
-        "The mean length of what the head would write if its sink had no mass, in units of the "
-        "residual stream.",
+        "The mean length of what the head would write if its sink had no mass, in units of the residual stream.",
     ),
     Quantity(
         "alpha_star",
         "Mass of least norm α*",
         "sequential",
-        "The sink mass at which the head's output would be shortest; colours stop at 0 and 1, hover "
-        "shows the value.",
+        "The sink mass at which the head's output would be shortest; colours stop at 0 and 1, hover shows the value.",
         share=True,
         limits=(0.0, 1.0),
     ),
@@ -169,9 +162,9 @@ _QUANTITIES = (
     ),
     Quantity(
         "suppression",
-        "Suppression (norm with ÷ without sink)",
+        "Suppression by the sink",
         "ratio",
-        "Red heads are made quieter by their sink (ratio below 1); blue ones louder.",
+        "Red heads are quieter with their sink than without it (ratio of output norms below 1); blue ones are louder.",
     ),
 )
 DESCRIPTIONS: dict[str, Quantity] = {quantity.name: quantity for quantity in _QUANTITIES}

@@ -113,11 +113,11 @@ def ratio_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
 
     Example:
         >>> ratio_ticks(-1.2, 1.2)
-        ([-1, 0, 1], ['½', '1', '2'])
+        ([-1.0, 0.0, 1.0], ['½', '1', '2'])
     """
     fractions = {-1: "½", -2: "¼", -3: "⅛"}
     step = 1 if high - low <= 6 else 2
     powers = [power for power in range(-10, 11, step) if low <= power <= high]
     if len(powers) < 3:  # a narrow range: its own ends say more than powers of two that lie outside
         return [low, 0.0, high], [f"{2**low:.2g}", "1", f"{2**high:.2g}"]
-    return list(powers), [fractions.get(p, f"1/{2**-p}" if p < 0 else str(2**p)) for p in powers]
+    return [float(power) for power in powers], [fractions.get(p, f"1/{2**-p}" if p < 0 else str(2**p)) for p in powers]

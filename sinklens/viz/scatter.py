@@ -88,19 +88,16 @@ def head_scatter(
 def _hover_values(profile: HeadProfile) -> np.ndarray:
     layers = np.repeat(profile.layers, profile.n_heads)
     heads = np.tile(np.arange(profile.n_heads), len(profile.layers))
-    return np.stack(
-        [layers, heads, *(head_values(profile, name).ravel() for name in _HOVER_QUANTITIES)], 1
-    ).astype(np.float32)
+    return np.stack([layers, heads, *(head_values(profile, name).ravel() for name in _HOVER_QUANTITIES)], 1).astype(
+        np.float32
+    )
 
 
 def _hover_template() -> str:
     lines = [
-        f"{describe(name).label} %{{customdata[{index}]:.4g}}"
-        for index, name in enumerate(_HOVER_QUANTITIES, start=2)
+        f"{describe(name).label} %{{customdata[{index}]:.4g}}" for index, name in enumerate(_HOVER_QUANTITIES, start=2)
     ]
-    return (
-        "<b>Layer %{customdata[0]} · head %{customdata[1]}</b><br>" + "<br>".join(lines) + "<extra></extra>"
-    )
+    return "<b>Layer %{customdata[0]} · head %{customdata[1]}</b><br>" + "<br>".join(lines) + "<extra></extra>"
 
 
 def _colouring(profile: HeadProfile, color: str, theme: Theme) -> dict[str, Any]:

@@ -13,9 +13,7 @@ ScaleName = Literal["sequential", "diverging"]
 ColourScale = list[tuple[float, str]]
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', Arial, sans-serif"
-TOKEN_FONT = (
-    "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', 'Noto Sans', monospace"
-)
+TOKEN_FONT = "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', 'Noto Sans', monospace"
 # Okabe and Ito's palette, lightened where a colour must also be read on a dark page; kinds differ in
 # lightness too.
 KIND_COLOURS = {

@@ -265,7 +265,7 @@ def suppression(weights: Tensor, vectors: Tensor, sink: int) -> float:
     mixture = non_sink_mixture(weights, vectors, sink)
     if mixture is None or _degenerate(mixture):
         return NAN
-    return mixture_norm(float(weights[sink]), vectors[sink], mixture)  # o_i = a ṽ_s + (1-a) ō_i
+    return mixture_norm(float(weights[sink]), vectors[sink], mixture) / _norm(mixture)  # o_i = a ṽ_s + (1-a) ō_i
 
 
 def interior_fraction(pattern: Tensor, projected: Tensor, visible: Tensor, sinks: Sequence[int]) -> Tensor:

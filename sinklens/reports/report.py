@@ -10,7 +10,7 @@ from sinklens.analyzers.profile import head_profile
 from sinklens.models.attention import ModelAttention
 from sinklens.models.sinks import Sink, SinkRule
 from sinklens.models.tokens import tokenize
-from sinklens.report.render import render_report, write_report
+from sinklens.reports.render import render_report, write_report
 from sinklens.results.files import check_writable
 
 PROMPT_LENGTH = 48

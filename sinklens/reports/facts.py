@@ -64,8 +64,7 @@ def headlines(profile: HeadProfile) -> list[Headline]:
         Headline(
             percent(quieter),
             "of heads are quieter with their sink",
-            "The mean output norm with the sink is below that of the other tokens' mixture "
-            "(suppression < 1).",
+            "The mean output norm with the sink is below that of the other tokens' mixture (suppression < 1).",
         ),
     ]
 
@@ -110,8 +109,7 @@ def text_facts(profile: HeadProfile, text_name: str) -> Facts:
         ("Text", text_name or "not named"),
         (
             "Documents",
-            f"{source.n_documents} in {source.n_sequences} sequences, {source.n_skipped} skipped as too "
-            "short",
+            f"{source.n_documents} in {source.n_sequences} sequences, {source.n_skipped} skipped as too short",
         ),
         ("Real tokens", f"{source.n_tokens:,}"),
         ("Longest sequence", length),
@@ -132,7 +130,11 @@ def convention_facts(profile: HeadProfile, maps: AttentionMaps | None) -> Facts:
         ("Threshold ε of the sink rate", f"{profile.eps:g}"),
         ("Thresholds of the kinds", kinds),
         ("Degenerate rows left out", left_out),
-        *((name.replace("_", " "), str(value)) for name, value in profile.provenance.conventions.items()),
+        *(
+            (name.replace("_", " "), str(value))
+            for name, value in profile.provenance.conventions.items()
+            if name != "eps"
+        ),
     ]
     if maps is not None:
         facts.append(("Degenerate rows in the prompt", f"{maps.n_degenerate:,}"))
@@ -153,14 +155,12 @@ def all_warnings(profile: HeadProfile, maps: AttentionMaps | None, given: Iterab
         )
     if maps is not None and maps.provenance.model_name != source.model_name:
         found.append(
-            f"The prompt was run on another model ({maps.provenance.model_name}) than the text "
-            f"({source.model_name})."
+            f"The prompt was run on another model ({maps.provenance.model_name}) than the text ({source.model_name})."
         )
     total = max(1, int(profile.counts["queries"].sum()))
     if (share := max(profile.n_degenerate.values()) / total) > 0.01:
         found.append(
-            f"{share:.1%} of the rows are degenerate and left out of some averages; see the conventions "
-            "below."
+            f"{share:.1%} of the rows are degenerate and left out of some averages; see the conventions below."
         )
     return list(dict.fromkeys(found))
 

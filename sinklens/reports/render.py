@@ -12,15 +12,16 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from sinklens.metrics.patterns import KINDS
-from sinklens.report import facts
-from sinklens.report.charts import Chart, curve_chart, layer_chart, map_charts, page_style
-from sinklens.report.encoding import EncodedMaps, encode_heads, encode_maps
+from sinklens.reports import facts
+from sinklens.reports.charts import Chart, curve_chart, layer_chart, map_charts, page_style
+from sinklens.reports.encoding import EncodedMaps, encode_heads, encode_maps
 from sinklens.results import QUANTITIES, AttentionMaps, HeadProfile
 from sinklens.results.files import write_whole
 from sinklens.viz.quantities import DESCRIPTIONS, KIND_LABEL
 
-_TEMPLATES = files("sinklens.report") / "templates"
+_TEMPLATES = files("sinklens.reports") / "templates"
 _SCRIPTS = ("core.js", "charts.js", "scatter.js", "picker.js", "start.js")
+_MOST_NARROW_HEADS = 24  # with more, a map needs a wider column
 DEFAULT_AXES = {"x": "sink_mass", "y": "sink_intra", "color": "kind"}
 
 
@@ -56,7 +57,7 @@ def render_report(
     return page.render(
         title=title or f"Attention sinks of {profile.provenance.model_name}",
         **_words(profile, maps, text_name, warnings),
-        **_chart_context(charts),
+        **_chart_context(charts, wide=profile.n_heads > _MOST_NARROW_HEADS),
         picker=_picker_context(maps, encoded),
         data=_data(profile, encoded, charts),
         style=_inline("report.css"),
@@ -114,9 +115,7 @@ def _json_script(value: Any) -> Markup:
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
-def _words(
-    profile: HeadProfile, maps: AttentionMaps | None, text_name: str, warnings: Sequence[str]
-) -> dict[str, Any]:
+def _words(profile: HeadProfile, maps: AttentionMaps | None, text_name: str, warnings: Sequence[str]) -> dict[str, Any]:
     return {
         "source": profile.provenance,
         "size": f"{len(profile.layers)} layers × {profile.n_heads} heads",
@@ -130,14 +129,22 @@ def _words(
             "Conventions": facts.convention_facts(profile, maps),
         },
         "quantities": [DESCRIPTIONS[name] for name in QUANTITIES],
+        "definitions": {name: _definition(name) for name in QUANTITIES},
         "kind_label": KIND_LABEL,
         "axes": DEFAULT_AXES,
     }
 
 
-def _chart_context(charts: Sequence[Chart]) -> dict[str, Any]:
+def _definition(quantity: str) -> list[str]:
+    """What the profile says of a quantity, as texts of which every second one is code."""
+    summary = (getattr(HeadProfile, quantity).__doc__ or DESCRIPTIONS[quantity].reading).split("\n\n")[0]
+    return summary.split("``")
+
+
+def _chart_context(charts: Sequence[Chart], wide: bool) -> dict[str, Any]:
     by_name = {chart.name: chart for chart in charts}
     return {
+        "wide_maps": wide,
         "maps": [chart for chart in charts if chart.name.startswith("map-")],
         "layers_chart": by_name["layers"],
         "curves_chart": by_name["curves"],
@@ -149,8 +156,7 @@ def _picker_context(maps: AttentionMaps | None, encoded: EncodedMaps | None) -> 
         return None
     sinks = set(maps.sink_positions)
     tokens = [
-        {"label": token, "position": position, "sink": position in sinks}
-        for position, token in enumerate(maps.tokens)
+        {"label": token, "position": position, "sink": position in sinks} for position, token in enumerate(maps.tokens)
     ]
     return {"tokens": tokens, "layers": maps.layers, "heads": range(maps.n_heads), "note": encoded.note}
 

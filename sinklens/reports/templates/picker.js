@@ -19,6 +19,7 @@
   const full = tokens.map((token, i) => `${escape(token)} (${i})`);
   const masks = maps.masks.map(unpack);
   const mostLabelledCells = 40000;
+  const smallestRange = 0.001;
   let current = null;
 
   function unpack(base64) {
@@ -59,11 +60,13 @@
     }));
   }
 
-  // Attention has a natural largest value; contributions have none, so the last half percent saturates.
+  // Attention has a natural largest value; contributions have none, so the last half percent saturates. Where all is
+  // tiny, the scale still spans a thousandth: shares below that move nothing and shall not look as if they did.
   function range(metric, rows) {
     const sizes = [];
     for (const row of rows) row.forEach((value, k) => { if (Number.isFinite(value) && !(rangeChoice.checked && sinks.has(k))) sizes.push(Math.abs(value)); });
-    return metric === "attention" ? [0, upper(sizes, 1)] : [-upper(sizes, 0.995), upper(sizes, 0.995)];
+    const bound = Math.max(upper(sizes, metric === "attention" ? 1 : 0.995), smallestRange);
+    return metric === "attention" ? [0, bound] : [-bound, bound];
   }
 
   // In pixels: square cells, room for token labels and for a colour bar beside each map; one below the other where it is narrow.
@@ -208,11 +211,15 @@
   plot.style.height = `${arrangement().height}px`;
   sinklens.whenNear(plot, drawMaps);
   sinklens.whenNear(bars, drawBars);
-  sinklens.firstHead = strongest();
+  sinklens.firstHead = mostAttentionForLeast();
 
-  // The page opens on the head with the most attention on its sink.
-  function strongest() {
-    const mass = (key) => { const [layer, head] = key.split(".").map(Number); return heads.values.sink_mass[heads.index(layer, head)] || 0; };
-    return shown.reduce((best, key) => (mass(key) > mass(best) ? key : best), shown[0]);
+  // The page opens on the head whose attention on the sink exceeds the sink's contribution most.
+  function mostAttentionForLeast() {
+    const { sink_mass: mass, sink_intra: intra } = heads.values;
+    const excess = (key) => {
+      const index = heads.index(...key.split(".").map(Number));
+      return mass[index] - Math.abs(intra[index]) || 0;
+    };
+    return shown.reduce((best, key) => (excess(key) > excess(best) ? key : best), shown[0]);
   }
 })();

@@ -94,10 +94,7 @@ def page_style() -> dict[str, Any]:
             }
             for name, colours in PALETTES.items()
         },
-        "kinds": [
-            {"name": kind, "color": color, "symbol": KIND_SYMBOLS[kind]}
-            for kind, color in KIND_COLOURS.items()
-        ],
+        "kinds": [{"name": kind, "color": color, "symbol": KIND_SYMBOLS[kind]} for kind, color in KIND_COLOURS.items()],
         "quantities": {
             name: {
                 "label": quantity.label,

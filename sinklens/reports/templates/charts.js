@@ -40,7 +40,8 @@
     const row = heads.layers.indexOf(state.layer);
     if (!state.chosen || row < 0) return [];
     const corner = { x0: state.head - 0.5, x1: state.head + 0.5, y0: row - 0.5, y1: row + 0.5 };
-    return [{ type: "rect", ...corner, line: { color: look().text, width: 2.5 } }];
+    const frame = (color, width) => ({ type: "rect", ...corner, line: { color, width } });
+    return [frame(look().background, 6), frame(look().text, 2.5)]; // seen on light and on dark cells
   }
 
   function drawFigure(element) {

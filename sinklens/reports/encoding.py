@@ -115,20 +115,14 @@ def _choose_dtype(cells: int, budget: int) -> str:
     return "f2" if _encoded_size(cells, "f2") <= budget else "u1"
 
 
-def _ranked_heads(
-    maps: AttentionMaps, profile: HeadProfile, heads: list[tuple[int, int]]
-) -> list[tuple[int, int]]:
+def _ranked_heads(maps: AttentionMaps, profile: HeadProfile, heads: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Heads by their best rank in attention on the sink or in the size of its contributions."""
     measured = {layer: row for row, layer in enumerate(profile.layers)}
-    places = [
-        (measured[maps.layers[row]], head) if maps.layers[row] in measured else None for row, head in heads
-    ]
+    places = [(measured[maps.layers[row]], head) if maps.layers[row] in measured else None for row, head in heads]
     best = np.full(len(heads), len(heads))
     for name in ("sink_mass", "sink_intra", "sink_inter"):
         size = np.abs(head_values(profile, name))
-        score = np.array(
-            [-1.0 if place is None else np.nan_to_num(size[place], nan=-1.0) for place in places]
-        )
+        score = np.array([-1.0 if place is None else np.nan_to_num(size[place], nan=-1.0) for place in places])
         rank = np.empty(len(heads), dtype=int)
         rank[np.argsort(-score, kind="stable")] = np.arange(len(heads))
         best = np.minimum(best, rank)

@@ -1,0 +1,28 @@
+"""Interleaved timing: every round runs every workload once, so that a machine that slows down slows all of them."""
+
+import gc
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from benchmarks.workloads import workloads
+
+FLOOR = {"head_profile": "forward", "attention_maps": "forward of one", "textbook": "forward of one"}
+
+
+def timing_rows(model: Any, length: int, rounds: int) -> dict[str, str]:
+    """One row of the table: the median over rounds of each ratio to its floor."""
+    chosen = workloads(model, length)
+    for work in chosen.values():
+        work()
+    taken = [{name: _seconds(work) for name, work in chosen.items()} for _ in range(rounds)]
+    ratios = {name: median(one[name] / one[floor] for one in taken) for name, floor in FLOOR.items() if name in chosen}
+    return {"T": str(length), **{name: f"{ratios[name]:.2f}" if name in ratios else "–" for name in FLOOR}}
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    gc.collect()
+    start = perf_counter()
+    work()
+    return perf_counter() - start

@@ -1,0 +1,61 @@
+"""What is compared: the plain forward pass, sinklens, and the textbook way."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import sinklens as sl
+
+# The textbook way holds [query, key, d_model] of one head: beyond this it does not fit.
+TEXTBOOK_LENGTH = 128
+
+
+def tokens_of(model: Any, length: int) -> Tensor:
+    """Batches of about 1024 tokens, so that every length does the same amount of work a pass."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(5, model.cfg.d_vocab, (max(1, 1024 // length), length), generator=generator)
+
+
+def workloads(model: Any, length: int) -> dict[str, Callable[[], object]]:
+    """Name to function, the plain forward pass first."""
+    tokens = tokens_of(model, length)
+    found: dict[str, Callable[[], object]] = {
+        "forward": lambda: forward(model, tokens),
+        "head_profile": lambda: profile(model, tokens),
+    }
+    found["forward of one"] = lambda: forward(model, tokens[:1])
+    found["attention_maps"] = lambda: sl.attention_maps(model, tokens[0])
+    if length <= TEXTBOOK_LENGTH:
+        found["textbook"] = lambda: textbook(model, tokens[:1])
+    return found
+
+
+def forward(model: Any, tokens: Tensor) -> None:
+    """The plain eager forward pass."""
+    with torch.no_grad():
+        model(tokens, return_type=None)
+
+
+def profile(model: Any, tokens: Tensor) -> None:
+    """Every statistic of every head."""
+    sl.head_profile(model, tokens, context_length=None, batch_size=len(tokens), progress=False)
+
+
+def textbook(model: Any, tokens: Tensor) -> None:
+    """Intra-head contributions of all layers with an explicit [query, key, d_model] tensor a head."""
+    with torch.no_grad():
+        _, cache = model.run_with_cache(tokens, names_filter=lambda name: "hook_pattern" in name or "attn.v.hook_out" in name)
+        for layer in range(model.cfg.n_layers):
+            _textbook_layer(model.blocks[layer].attn.W_O, cache, layer)
+
+
+def _textbook_layer(W_O: Tensor, cache: Any, layer: int) -> None:
+    pattern = cache["pattern", layer][0]
+    value = cache[f"blocks.{layer}.attn.v.hook_out"][0]
+    value = value.repeat_interleave(pattern.shape[0] // value.shape[1], dim=1)
+    for head in range(pattern.shape[0]):
+        summands = pattern[head].unsqueeze(-1) * (value[:, head] @ W_O[head])
+        output = summands.sum(1)
+        (summands @ output.unsqueeze(-1)).squeeze(-1) / output.square().sum(-1, keepdim=True)

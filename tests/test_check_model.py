@@ -1,0 +1,131 @@
+"""check_model says what holds on every family, and does not say it where it does not hold."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import sinklens as sl
+from sinklens.models.verify import TOLERANCE
+from tests.captured import BACKENDS, MODELS, load, n_hooks, new
+from tests.families import FAMILIES
+
+NOT_EDITABLE = ("opt", "gptj", "bert")
+
+
+@pytest.mark.parametrize(("backend", "name"), MODELS)
+def test_every_supported_family_passes(backend: str, name: str) -> None:
+    model, family = load(backend, name), FAMILIES[name]
+    before = n_hooks(model)
+    check = sl.check_model(model)
+    assert n_hooks(model) == before
+    assert check.passed
+    assert check.frame == "raw"
+    assert [layer.layer for layer in check.layers] == list(range(family.n_layers))
+    measured = [check.layers[layer] for layer in family.attention_layers]
+    editable = backend == "hooked" or family.pattern_editable
+    assert {layer.verdict for layer in measured} == {"exact" if editable else "exact, not editable"}
+    assert check.logits_change == editable
+    for layer in measured:
+        assert layer.head_gap < 1e-5
+        assert layer.output_gap < 1e-4
+        assert (layer.row_gap > 1e-2) == family.learned_sink
+        expected = {
+            f"window {family.windows[layer.layer]}": family.windows[layer.layer] is not None,
+            "learned sink": family.learned_sink, "gated": family.gated, "bidirectional": not family.causal,
+            f"on {family.n_kv_heads} key/value heads": family.n_kv_heads != family.n_heads,
+        }  # fmt: skip
+        assert {part: part in layer.kind for part in expected} == expected
+    assert "passed" in repr(check)
+    assert len(check.to_dataframe()) == family.n_layers
+
+
+def test_the_families_that_take_no_edit_are_those_that_are_known() -> None:
+    assert {name for name, family in FAMILIES.items() if family.text and not family.pattern_editable} == set(NOT_EDITABLE)
+
+
+def test_latent_attention_is_refused_layer_by_layer_or_as_a_whole() -> None:
+    model = load("bridge", "deepseek_v3")
+    try:
+        check = sl.check_model(model)
+    except sl.UnsupportedAttentionError as error:
+        assert "layer 0" in str(error)
+    else:
+        assert not check.passed
+        assert {layer.verdict for layer in check.layers} == {"refused"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "gpt_oss"])
+def test_other_precisions_pass_within_their_tolerance(name: str, dtype: torch.dtype) -> None:
+    check = sl.check_model(load("bridge", name, dtype))
+    assert check.passed
+    assert check.dtype in str(dtype)
+    for layer in check.layers:
+        assert max(layer.head_gap, layer.output_gap) < TOLERANCE[check.dtype] / 4
+
+
+def tiled(value: Tensor, n_heads: int) -> Tensor:
+    return value.repeat(1, 1, n_heads // value.shape[2], 1)
+
+
+FAULTS: dict[str, tuple[str, str, Any, str]] = {
+    "values tiled, not repeated": ("llama", "sinklens.models.layer.expand_kv_heads", tiled, "head outputs are not A v"),
+    "output bias counted twice": ("gpt2", "sinklens.models.verify.layer_output", lambda z, W_O: z.flatten(2) @ W_O.flatten(0, 1) + 1, "heads do not add up"),
+    "heads in reverse order": ("gpt2", "sinklens.models.verify.layer_output", lambda z, W_O: z.flatten(2) @ W_O.flip(0).flatten(0, 1), "heads do not add up"),
+    "gate left out": ("qwen3_next", "sinklens.models.attention.ModelAttention.is_gated", False, "head outputs are not A v"),
+    "window too short": ("mistral", "sinklens.models.attention.ModelAttention.window", lambda attention, layer: 4, "should be invisible"),
+    "causal where it is not": ("bert", "sinklens.models.attention.ModelAttention.is_causal", True, "should be invisible"),
+}  # fmt: skip # noqa: E501
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if ("bridge", FAULTS[fault][0]) in MODELS])
+def test_a_planted_fault_fails_the_check_and_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, target, broken, reason = FAULTS[fault]
+    model = load("bridge", name)
+    assert sl.check_model(model).passed
+    monkeypatch.setattr(target, broken)
+    check = sl.check_model(model)
+    assert not check.passed
+    refused = [layer for layer in check.layers if layer.verdict == "refused"]
+    assert refused
+    assert all(reason in str(layer.failure) for layer in refused)
+    with pytest.raises(sl.UnsupportedAttentionError, match=reason) as error:
+        sl.head_profile(model, ["The cat sat on the mat"], context_length=32, progress=False)
+    assert f"layer {refused[0].layer}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_users_edit_of_z_is_named(backend: str) -> None:
+    model = new(backend, "llama")
+    with model.hooks(fwd_hooks=[("blocks.1.attn.hook_z", lambda tensor, hook: tensor * 1.01)]):
+        check = sl.check_model(model)
+    assert [layer.verdict for layer in check.layers] == ["exact", "refused"]
+    assert "a hook of yours edits hook_z" in str(check.layers[1].failure)
+    assert sl.check_model(model).passed
+
+
+def test_the_check_takes_a_prompt_of_ones_own() -> None:
+    model = load("bridge", "llama")
+    assert sl.check_model(model, "The cat sat").passed
+    assert sl.check_model(model, torch.tensor([5, 6, 7])).passed
+    with pytest.raises(sl.InputError):
+        sl.check_model(model, "")
+
+
+def test_a_model_without_a_tokenizer_is_checked() -> None:
+    model = new("bridge", "llama")
+    model.tokenizer = None
+    assert sl.check_model(model).passed
+    assert sl.attention_maps(model, torch.tensor([5, 6, 7])).tokens == ("5", "6", "7")
+
+
+def test_packed_weights_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load("bridge", "llama")
+    packed = torch.zeros(64, 32, dtype=torch.uint8)
+    monkeypatch.setattr(type(model.blocks[0].attn), "W_O", property(lambda module: packed))
+    for call in (sl.check_model, lambda model: sl.attention_maps(model, "The cat")):
+        with pytest.raises(sl.UnsupportedAttentionError, match="W_O is torch.uint8, not plain numbers per head"):
+            call(model)

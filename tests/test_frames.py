@@ -1,0 +1,117 @@
+"""Models whose weights were folded or centred are recognised, said to be so once, and give other numbers."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import sinklens as sl
+from sinklens.models import frames
+from tests.captured import BACKENDS, MODELS, load, new
+from tests.families import inputs
+
+TEXTS = ["The cat sat on the mat", "There are 12 apples"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "_WARNED", set())
+
+
+def profile(model: Any) -> sl.HeadProfile:
+    return sl.head_profile(model, TEXTS, context_length=32, progress=False)
+
+
+def folded(backend: str, name: str) -> Any:
+    """The model as HookedTransformer's ``from_pretrained`` or the Bridge's compatibility mode leaves it."""
+    model = new(backend, name)
+    if backend == "bridge":
+        model.enable_compatibility_mode(disable_warnings=True)
+    else:
+        model.process_weights_(fold_ln=True, center_writing_weights=True, center_unembed=True, fold_value_biases=True)
+    return model
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_folded_model_is_recognised_and_its_numbers_are_others(backend: str) -> None:
+    model = folded(backend, "gpt2")
+    with pytest.warns(sl.FrameWarning, match="value norms and contributions differ from the raw model's") as said:
+        after = profile(model)
+    assert len(said) == 1
+    assert "\n" not in str(said[0].message)
+    frame = after.provenance.frame
+    assert "folded value biases" in frame
+    assert "centred writing weights" in frame
+    assert ("folded layer norm" in frame) == (backend == "hooked")
+    assert sl.check_model(model).frame == frame
+    before = profile(load(backend, "gpt2"))
+    assert before.provenance.frame == "raw"
+    # The same function: attention agrees. What is called a value does not.
+    torch.testing.assert_close(after.sink_mass, before.sink_mass, rtol=1e-3, atol=1e-4)
+    assert (after.sink_intra - before.sink_intra).abs().max() > 0.02
+    assert (after.value_norm / before.value_norm - 1).abs().max() > 0.02
+    with pytest.raises(sl.InputError, match="cannot merge results that differ in frame"):
+        after.merge(before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_warning_comes_once_per_model_whatever_is_called(backend: str) -> None:
+    model = folded(backend, "gpt2")
+    with pytest.warns(sl.FrameWarning) as said:
+        profile(model)
+        profile(model)
+        sl.attention_maps(model, TEXTS[0])
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_maps_from_a_cache_of_a_folded_model_warn_too(backend: str) -> None:
+    model = folded(backend, "gpt2")
+    _, cache = model.run_with_cache(inputs("gpt2"))
+    with pytest.warns(sl.FrameWarning) as said:
+        maps = sl.AttentionMaps.from_cache(model, cache)
+    assert len(said) == 1
+    assert "folded value biases" in maps.provenance.frame
+    assert (maps.intra.sum(-1) - 1).abs().max() < 1e-4
+
+
+def test_no_work_is_lost_where_warnings_are_errors() -> None:
+    """The warning comes before the pass, not after hours of it."""
+    model, passes = folded("bridge", "gpt2"), []
+    model.blocks[0].attn.hook_pattern.add_hook(lambda tensor, hook: passes.append(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(sl.FrameWarning):
+            profile(model)
+    assert not passes
+
+
+@pytest.mark.parametrize(("backend", "name"), MODELS)
+def test_raw_models_are_raw_and_silent(backend: str, name: str) -> None:
+    maps = sl.attention_maps(load(backend, name), inputs(name)[0, :4])  # a warning would be an error here
+    assert maps.provenance.frame == "raw"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounded_raw_weights_are_not_taken_for_centred(dtype: torch.dtype) -> None:
+    assert sl.attention_maps(load("bridge", "gpt2", dtype), inputs("gpt2")[0, :4]).provenance.frame == "raw"
+
+
+def test_folded_biases_alone_are_seen() -> None:
+    """A grouped model with an RMS norm: nothing is centred, but the value biases go into b_O."""
+    model = folded("bridge", "llama")
+    with pytest.warns(sl.FrameWarning, match="folded value biases"):
+        after = profile(model)
+    assert after.provenance.frame == "folded value biases"
+    assert (after.value_norm / profile(load("bridge", "llama")).value_norm - 1).abs().max() > 0.02
+
+
+@pytest.mark.skipif("hooked" not in BACKENDS, reason="TransformerLens 4 has no HookedTransformer")
+def test_a_family_with_an_output_bias_and_no_value_bias_is_not_taken_for_folded() -> None:
+    """GPT-Neo: HookedTransformer gives it a b_V of zeros."""
+    model = new("hooked", "gpt2")
+    model.cfg.original_architecture = "GPTNeoForCausalLM"
+    for block in model.blocks:
+        block.attn.b_V.data.zero_()
+    assert profile(model).provenance.frame == "raw"
