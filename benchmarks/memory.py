@@ -13,9 +13,9 @@ def memory_rows(model_name: str, length: int) -> dict[str, str]:
     """One row of the table: peak memory of each workload, and one layer's patterns for comparison."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(1, maxtasksperchild=1) as pool:
-        peaks = [pool.apply(_peak, (model_name, length, name)) for name in NAMES]
+        peaks = {name: pool.apply(_peak, (model_name, length, name)) for name in NAMES}
         patterns = pool.apply(_pattern_bytes, (model_name, length))
-    row = {name: f"{peak:.0f}" for name, peak in zip(NAMES, peaks, strict=True)}
+    row = {name: "–" if peak is None else f"{peak:.0f}" for name, peak in peaks.items()}
     return {"T": str(length), **row, "one layer's patterns": f"{patterns:.0f}"}
 
 
@@ -25,8 +25,10 @@ def _loaded(model_name: str) -> Any:
     return load_model(model_name)
 
 
-def _peak(model_name: str, length: int, name: str) -> float:
+def _peak(model_name: str, length: int, name: str) -> float | None:
     model = _loaded(model_name)
+    if name not in workloads(model, length):
+        return None
     workloads(model, 8)["forward"]()
     _reset_peak()
     before = _peak_memory()

@@ -25,7 +25,7 @@ Data = Annotated[
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the best one there is.")]
 Dtype = Annotated[str, typer.Option(help="float32, float16 or bfloat16; metrics are float32 in any case.")]
 Backend = Annotated[str | None, typer.Option(help="bridge or hooked (TransformerLens 3). Default: bridge.")]
-ContextLength = Annotated[int, typer.Option(help="Longest sequence, BOS included.")]
+ContextLength = Annotated[int | None, typer.Option(help="Longest sequence, BOS included. Default: 128 or the model's.")]
 BatchSize = Annotated[int, typer.Option(help="Sequences per batch.")]
 Documents = Annotated[int | None, typer.Option(help="Stop after this many documents.")]
 MinLength = Annotated[int, typer.Option(help="Leave out shorter sequences.")]
@@ -83,7 +83,7 @@ def report_command(
     device: Device = None,
     dtype: Dtype = "float32",
     backend: Backend = None,
-    context_length: ContextLength = 128,
+    context_length: ContextLength = None,
     batch_size: BatchSize = 8,
     documents: Documents = None,
     min_length: MinLength = 2,
@@ -121,7 +121,7 @@ def profile_command(
     device: Device = None,
     dtype: Dtype = "float32",
     backend: Backend = None,
-    context_length: ContextLength = 128,
+    context_length: ContextLength = None,
     batch_size: BatchSize = 8,
     documents: Documents = None,
     min_length: MinLength = 2,
@@ -148,19 +148,9 @@ def profile_command(
     if as_json:
         _say({"summary": profile.summary(), "provenance": profile.provenance.to_dict()}, as_json)
         return
-    columns = [
-        "layer",
-        "head",
-        "kind",
-        "sink_mass",
-        "sink_rate",
-        "sink_value_ratio",
-        "sink_alignment",
-        "sink_intra",
-        "suppression",
-    ]
-    strongest = profile.to_dataframe().nlargest(10, "sink_mass")[columns]
-    _say(f"{profile!r}\n\n{strongest.to_string(index=False, float_format=lambda x: f'{x:.3f}')}", as_json)
+    columns = ["layer", "head", "kind", "sink_mass", "sink_rate", "sink_value_ratio", "sink_alignment", "sink_intra"]
+    strongest = profile.to_dataframe().nlargest(10, "sink_mass")[[*columns, "suppression"]]
+    _say(f"{profile!r}\n\n{_shown(strongest, '{:.3f}')}", as_json)
 
 
 @app.command("check")
@@ -182,33 +172,23 @@ def check_command(
     if out is not None:
         check_writable(out)
         check_table_suffix(out)
-    texts = None if data is None else _text_options(data, 128, 1, 1, 2, "cut", None)[0]
+    texts = None if data is None else _text_options(data, None, 1, 1, 2, "cut", None)[0]
     check = check_model(_load(name or model, device, dtype, backend), texts)
     table = check.to_dataframe()
     if out is not None:
         write_table(out, table)
     if as_json:
-        _say(
-            {
-                "model": check.model_name,
-                "frame": check.frame,
-                "verdict": check.verdict,
-                "layers": table.to_dict("records"),
-            },
-            as_json,
-        )
+        found = {"model": check.model_name, "frame": check.frame, "verdict": check.verdict, "passed": check.passed}
+        _say(found | {"layers": json.loads(str(table.to_json(orient="records")))}, as_json)
     else:
-        _say(
-            f"{table.drop(columns=['failure', 'output_hook']).to_string(index=False, float_format=lambda x: f'{x:.1e}')}\n\n{check!r}",
-            as_json,
-        )
+        _say(f"{_shown(table.drop(columns=['failure', 'output_hook']), '{:.1e}')}\n\n{check!r}", as_json)
     if not check.passed:
         raise typer.Exit(1)
 
 
 def _text_options(
     data: str | None,
-    context_length: int,
+    context_length: int | None,
     batch_size: int,
     documents: int | None,
     min_length: int,
@@ -247,6 +227,11 @@ def _load(name: str, device: str | None, dtype: str, backend: str | None) -> Any
     from sinklens.models.loading import load_model
 
     return load_model(name, device=device, dtype=dtype, backend=backend)
+
+
+def _shown(table: Any, number: str) -> str:
+    """A table for the terminal, its numbers in one format."""
+    return table.to_string(index=False, float_format=number.format)
 
 
 def _say(message: Any, as_json: bool) -> None:

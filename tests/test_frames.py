@@ -29,7 +29,7 @@ def folded(backend: str, name: str) -> Any:
     if backend == "bridge":
         model.enable_compatibility_mode(disable_warnings=True)
     else:
-        model.process_weights_(fold_ln=True, center_writing_weights=True, center_unembed=True, fold_value_biases=True)
+        model.load_and_process_state_dict(model.state_dict())
     return model
 
 
@@ -58,11 +58,10 @@ def test_a_folded_model_is_recognised_and_its_numbers_are_others(backend: str) -
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_warning_comes_once_per_model_whatever_is_called(backend: str) -> None:
     model = folded(backend, "gpt2")
-    with pytest.warns(sl.FrameWarning) as said:
+    with pytest.warns(sl.FrameWarning):
         profile(model)
-        profile(model)
-        sl.attention_maps(model, TEXTS[0])
-    assert len(said) == 1
+    profile(model)  # a second warning would be an error here
+    sl.attention_maps(model, TEXTS[0])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -117,7 +117,9 @@ def test_maps_from_a_cache_equal_those_of_a_pass(backend: str, name: str, batch_
     model, tokens = load(backend, name), prompt(name)
     with torch.no_grad():
         # TransformerLens 3.9 cannot cache norms of queries or a mixture's experts without the batch axis.
-        _, cache = model.run_with_cache(tokens, lambda hook: hook.endswith(CACHED), remove_batch_dim=not batch_axis)
+        _, cache = model.run_with_cache(
+            tokens, names_filter=lambda hook: hook.endswith(CACHED), remove_batch_dim=not batch_axis
+        )
     maps = sl.AttentionMaps.from_cache(model, cache, tokens=tokens[0])
     fresh = sl.attention_maps(model, tokens[0])
     assert_same_maps(maps, fresh)
@@ -184,7 +186,7 @@ def test_latent_attention_is_refused_by_name() -> None:
     message = str(error.value)
     assert "\n" not in message
     assert message.startswith("tiny-deepseek_v3, layer 0: ")
-    assert "W_O" in message or "MLA" in message
+    assert "(latent attention, MLA)" in message
 
 
 @pytest.mark.parametrize(("backend", "length"), [(backend, length) for backend in BACKENDS for length in (1, 2)])
@@ -215,8 +217,8 @@ def test_the_table_of_a_head_holds_that_head() -> None:
     assert len(table) == 9 * 10 // 2
     for metric in METRICS:
         for row in (0, 7, 44):
-            query, key = table["query"][row], table["key"][row]
-            assert table[metric][row] == maps.metric(metric)[2, 4, query, key].item()
+            query, key = int(table["query"].iloc[row]), int(table["key"].iloc[row])
+            assert table[metric].iloc[row] == maps.metric(metric)[2, 4, query, key].item()
     with pytest.raises(sl.InputError, match="no head 5; the heads are 0 to 4"):
         maps.to_dataframe(layer=2, head=5)
     with pytest.raises(sl.InputError, match="no layer 3; the layers here are 0 to 2"):
@@ -266,22 +268,38 @@ def test_a_float64_model_is_measured_in_float64(backend: str) -> None:
     assert (maps.inter.sum((1, 3)) - 1).abs().max() < 1e-12
 
 
+# Σc = 1 holds as far as the model's own z is A v: measured 0.0003 in float16 and 0.0021 in bfloat16, twice that allowed.
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 6e-4), (torch.bfloat16, 4e-3)])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt_oss", "qwen3"])
+def test_contributions_of_a_half_precision_model_sum_to_one(name: str, dtype: torch.dtype, tolerance: float) -> None:
+    maps = sl.attention_maps(load("bridge", name, dtype), inputs(name)[0])
+    assert maps.intra.dtype == torch.float32
+    assert (maps.intra.sum(-1) - 1).abs().max() < tolerance
+    assert (maps.inter.sum((1, 3)) - 1).abs().max() < tolerance
+
+
+def tiled(value: Tensor, n_heads: int) -> Tensor:
+    return value.repeat(1, 1, n_heads // value.shape[2], 1)
+
+
+IN = "sinklens.models"
 FAULTS = {
-    "values tiled, not repeated": ("llama", "sinklens.models.layer.expand_kv_heads", lambda value, n: value.repeat(1, 1, n // value.shape[2], 1)),
-    "output bias left inside": ("llama", "sinklens.models.layer.LayerAttention.output", property(lambda view: view.module_output)),
-    "window ignored": ("mistral", "sinklens.models.attention.ModelAttention.window", lambda attention, layer: None),
-    "gate left out": ("qwen3_next", "sinklens.models.attention.ModelAttention.is_gated", False),
+    "values tiled, not repeated": ("llama", f"{IN}.layer.expand_kv_heads", tiled),
+    "output bias left inside": ("llama", f"{IN}.layer.LayerAttention.output", property(lambda view: view.module_output)),
+    "window ignored": ("mistral", f"{IN}.attention.ModelAttention.window", lambda attention, layer: None),
+    "gate left out": ("qwen3_next", f"{IN}.attention.ModelAttention.is_gated", False),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if FAULTS[fault][0] in TEXT_FAMILIES])
-def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_is_refused_or_seen_in_the_numbers(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, target, broken = FAULTS[fault]
+    refused = fault in ("values tiled, not repeated", "gate left out")
     monkeypatch.setattr(target, broken)
-    try:
-        maps = sl.attention_maps(load("bridge", name), prompt(name)[0])
-    except sl.UnsupportedAttentionError as error:
-        assert "head outputs are not A v" in str(error)
+    if refused:
+        with pytest.raises(sl.UnsupportedAttentionError, match="head outputs are not A v"):
+            sl.attention_maps(load("bridge", name), prompt(name)[0])
         return
+    maps = sl.attention_maps(load("bridge", name), prompt(name)[0])
     visible = raw("bridge", name)[maps.layers[0]].visible
     assert largest_gap(maps, "bridge", name) > 1e-2 or not torch.equal(maps.visible[0], visible[0])

@@ -260,9 +260,9 @@ def test_attention_on_sinks_is_gathered(sinks: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("convention", ["per_sample", "mean_first", "per_query", "mean_mass"])
-@pytest.mark.parametrize("threshold", [0.3, 0.35])
+@pytest.mark.parametrize("threshold", [0.25, 0.3])
 def test_sink_rates_equal_the_reference(convention: Any, threshold: float) -> None:
-    layer = random_layer(seed=0)  # equal lengths: the reference pools queries where sinklens averages documents
+    layer = random_layer(seed=13)  # equal lengths: the reference pools queries where sinklens averages documents
     expected = reference.sink_rate(layer.pattern, layer.visible, [0, 0], convention, threshold, own_query=True)
     received = metrics.received_attention(layer.pattern, layer.visible)[..., 0]
     per_query = layer.pattern[..., 0]
@@ -323,8 +323,17 @@ def test_entropy_is_1_for_uniform_and_0_for_one_key_and_for_padding() -> None:
 
 
 def test_the_kind_of_a_pattern_is_the_first_that_exceeds_its_threshold() -> None:
-    scores = torch.tensor([[0.4, 0.9, 0.9, 0.9], [0.3, 0.9, 0.9, 0.9], [0.3, 0.3, 0.9, 0.9], [0.3, 0.3, 0.3, 0.9], [0.3, 0.3, 0.3, 0.7], [torch.nan, 0.9, 0.0, 0.0]])  # fmt: skip # noqa: E501
-    kinds = metrics.pattern_kind(*scores.T)
+    scores = torch.tensor(
+        [
+            [0.4, 0.9, 0.9, 0.9],
+            [0.3, 0.9, 0.9, 0.9],
+            [0.3, 0.3, 0.9, 0.9],
+            [0.3, 0.3, 0.3, 0.9],
+            [0.3, 0.3, 0.3, 0.7],
+            [torch.nan, 0.9, 0.0, 0.0],
+        ]
+    )
+    kinds = metrics.pattern_kind(scores[:, 0], scores[:, 1], scores[:, 2], scores[:, 3])
     assert [metrics.KINDS[kind] for kind in kinds] == ["sink", "diagonal", "previous", "dense", "mixed", "diagonal"]
 
 
@@ -356,9 +365,15 @@ def test_value_geometry_equals_the_reference(kind: str, sinks: list[list[int]]) 
         others = [j for j in range(6) if layer.mask[b, j] and j not in sinks[b]]
         sink_vector = reference.mean_vector(vectors, sinks[b])
         if len(sinks[b]) == 1:
-            assert float(found["drain"][b, h]) == pytest.approx(reference.value_drain(vectors, sinks[b][0], others), rel=1e-5)
-            assert float(found["alignment"][b, h]) == pytest.approx(reference.alignment(vectors, sinks[b][0], others), abs=1e-5)  # fmt: skip # noqa: E501
-            assert float(found["cosine"][b, h]) == pytest.approx(reference.mean_cosine(vectors, sinks[b][0], others), abs=1e-5)  # fmt: skip # noqa: E501
+            assert float(found["drain"][b, h]) == pytest.approx(
+                reference.value_drain(vectors, sinks[b][0], others), rel=1e-5
+            )
+            assert float(found["alignment"][b, h]) == pytest.approx(
+                reference.alignment(vectors, sinks[b][0], others), abs=1e-5
+            )
+            assert float(found["cosine"][b, h]) == pytest.approx(
+                reference.mean_cosine(vectors, sinks[b][0], others), abs=1e-5
+            )
         sink_norm = sum(float(vectors[s].norm()) for s in sinks[b]) / len(sinks[b])
         other_norm = sum(float(vectors[j].norm()) for j in others) / len(others)
         assert float(found["drain"][b, h]) == pytest.approx(sink_norm / other_norm, rel=1e-5)
@@ -392,7 +407,12 @@ def test_suppression_laws(seed: int, known_value: bool, learned_sink: bool) -> N
     products = mixture.sink_squared, mixture.inner, mixture.other_squared
     best, interior = metrics.alpha_star(*products), metrics.is_interior(*products)
     # N at the actual mass is the output's norm, where the rest of the row is on other keys.
-    at_mass = torch.stack([metrics.norm_curve(a.reshape(1), *(p.reshape(()) for p in row)) for a, *row in zip(*(x.flatten() for x in (mass, *products)), strict=True)])  # fmt: skip # noqa: E501
+    at_mass = torch.stack(
+        [
+            metrics.norm_curve(a.reshape(1), *(p.reshape(()) for p in row))
+            for a, *row in zip(*(x.flatten() for x in (mass, *products)), strict=True)
+        ]
+    )
     defined = mixture.defined.flatten()
     scale = (mixture.sink_squared + mixture.other_squared).sqrt().flatten()[defined]
     assert ((at_mass[:, 0] - output_norm.flatten()).abs()[defined] <= 2e-4 * scale).all()
@@ -412,7 +432,7 @@ def squared_norm(alpha: Tensor, sink_squared: Tensor, inner: Tensor, other_squar
 @pytest.mark.parametrize("known_value", [True, False])
 def test_suppression_equals_the_reference(known_value: bool) -> None:
     layer = random_layer(seed=5, n_kv_heads=4)
-    mixture, mass, output_norm = split(layer, 0, known_value)
+    mixture, _, output_norm = split(layer, 0, known_value)
     assert not mixture.defined[..., 0].any()  # the sink's own query attends to nothing else
     grid = torch.linspace(0, 1, 5)
     curves = metrics.norm_curve(grid, mixture.sink_squared, mixture.inner, mixture.other_squared)
@@ -498,7 +518,9 @@ def test_drift_equals_the_reference(kind: str) -> None:
         tokens = [j for j in range(6) if layer.mask[b, j] and j != first[b]]
         axis = reference.cone_axis(layer.projected[b, h, 0], tokens)
         counted = [i for i in range(6) if queries[b, i]]
-        assert float(cone[b, h][queries[b]].mean()) == pytest.approx(reference.drift(outputs[b, h], axis, counted), abs=1e-5)
+        assert float(cone[b, h][queries[b]].mean()) == pytest.approx(
+            reference.drift(outputs[b, h], axis, counted), abs=1e-5
+        )
         expected = reference.mean_pairwise_cosine(outputs[b, h], counted)
         assert float(pairwise[b, h]) == pytest.approx(expected, abs=1e-5)
 
@@ -511,7 +533,9 @@ def test_mean_pairwise_cosine_leaves_out_what_has_no_direction() -> None:
 
 NOT_FINITE: dict[str, Callable[[Tensor], Tensor]] = {
     "cosine": lambda zero: metrics.cosine(zero, torch.ones(3)),
-    "alignment": lambda zero: metrics.sink_alignment(zero.reshape(1, 1, 1, 3).repeat(1, 2, 1, 1), torch.tensor([[True, False]]), torch.ones(1, 2) > 0),  # fmt: skip # noqa: E501
+    "alignment": lambda zero: metrics.sink_alignment(
+        zero.reshape(1, 1, 1, 3).repeat(1, 2, 1, 1), torch.tensor([[True, False]]), torch.ones(1, 2) > 0
+    ),
 }
 
 

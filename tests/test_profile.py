@@ -64,7 +64,7 @@ def assert_equals_literal(
         assert torch.equal(profile.counts[count], counts[quantity]), quantity
         expected = (sums[quantity] / counts[quantity]).float()
         # A mean that is near 0 by cancellation has float32's digits of what was averaged, not of itself.
-        torch.testing.assert_close(profile.mean(quantity), expected, rtol=1e-5, atol=1e-5, equal_nan=True, msg=lambda m: f"{quantity}: {m}")  # noqa: B023, E501
+        torch.testing.assert_close(profile.mean(quantity), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def assert_same_profile(one: sl.HeadProfile, other: sl.HeadProfile, tolerance: float = 1e-5) -> None:
@@ -128,18 +128,18 @@ def test_detected_sinks_are_those_that_later_queries_attend_to(threshold: float)
     name = "llama"
     text = inputs(name)[0, :9].tolist()
     model = load("bridge", name)
+    detected = measured(model, [text], sink=f"detect:{threshold}")
+    assert detected.provenance.sink == f"detect:{threshold}"
     for row, layer in enumerate(FAMILIES[name].attention_layers):
         pattern = raw("bridge", name, tuple(text))[layer].pattern[0]
         received = [[float(pattern[h, k + 1 :, k].mean()) for h in range(4)] for k in range(7)]
         found = [k for k, heads in enumerate(received) if max(heads) > threshold]
-        detected = measured(model, [text], sink=f"detect:{threshold}")
         if not found:
             assert detected.counts["queries"][row].sum() == 0
             continue
         explicit = measured(model, [text], sink=found)
         for quantity in COUNT_OF:
             torch.testing.assert_close(detected.mean(quantity)[row], explicit.mean(quantity)[row], equal_nan=True)
-    assert detected.provenance.sink == f"detect:{threshold}"
 
 
 @pytest.mark.parametrize("sink", ["last", "token:x", -1, [], "detect:high", [0, -2]])
@@ -163,15 +163,29 @@ def test_shannon_entropy(name: str) -> None:
     assert ((collision.entropy > 0) & (profile.entropy < 1)).all()
 
 
-ORDERS = {"alone": 1, "two": 2, "all": 8}
-
-
-@pytest.mark.parametrize(("backend", "name"), [(b, n) for b, n in MODELS if n in ("gpt2", "opt", "bloom", "mistral", "gemma2", "gpt_oss", "qwen3_next", "bert")])  # fmt: skip # noqa: E501
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [(b, n) for b, n in MODELS if n in ("gpt2", "opt", "bloom", "mistral", "gemma2", "gpt_oss", "qwen3_next", "bert")],
+)
 def test_batch_size_and_order_of_documents_do_not_matter(backend: str, name: str) -> None:
     model, texts = load(backend, name), documents(name, (12, 1, 5, 9, 3))
     alone = measured(model, texts, batch_size=1)
     assert_same_profile(alone, measured(model, texts, batch_size=2))
     assert_same_profile(alone, measured(model, texts[::-1], batch_size=8))
+
+
+@pytest.mark.parametrize("sink", ["token:9", "detect:0.25"])
+def test_documents_with_more_sinks_in_the_batch_do_not_matter(sink: str) -> None:
+    model, texts = new("bridge", "llama"), [[5, 9, 7, 6, 6, 8], [9, 5, 9, 8, 4, 9], [5, 6, 7, 8, 5, 4]]
+
+    def nothing_on_position_1(pattern: Tensor, hook: Any) -> Tensor:
+        edited = pattern.clone()
+        edited[..., 2:, 1] = 0  # as half precision rounds small weights
+        return edited / edited.sum(-1, keepdim=True)
+
+    model.blocks[1].attn.hook_pattern.add_hook(nothing_on_position_1)
+    alone, together = (measured(model, texts, sink=sink, batch_size=size) for size in (1, 3))
+    assert_same_profile(alone, together)
 
 
 def padded(texts: list[list[int]], side: str, amount: int, filler: int) -> tuple[Tensor, Tensor]:
@@ -259,7 +273,10 @@ def test_the_table_has_each_head_in_its_row() -> None:
     for quantity in QUANTITIES:
         column = torch.tensor(table[quantity].to_numpy()).reshape(2, 5)
         torch.testing.assert_close(column, getattr(profile, quantity), rtol=0, atol=0)
-        assert column.unique().numel() == (1 if quantity == "learned_sink_mass" else 10) or quantity in ("sink_rate", "interior_fraction")  # fmt: skip # noqa: E501
+        assert column.unique().numel() == (1 if quantity == "learned_sink_mass" else 10) or quantity in (
+            "sink_rate",
+            "interior_fraction",
+        )
 
 
 @pytest.mark.parametrize("layers", [[2], [0, 2]])
@@ -282,17 +299,30 @@ def test_both_back_ends_give_the_same_profile(name: str) -> None:
     assert_same_profile(*(measured(model(name), texts) for model in (bridge, hooked)), tolerance=1e-4)
 
 
-# The largest difference from float32 of any head's mean, measured over the families below, with half as much again.
-HALF = {torch.float16: 0.01, torch.bfloat16: 0.08}
+# The largest difference from float32 of any head's mean (relative above 1) measured over the families below is 0.0007 in
+# float16 and 0.0044 in bfloat16; about twice that is allowed.
+HALF = {torch.float16: 0.0015, torch.bfloat16: 0.01}
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt_oss", "qwen3"])
-def test_half_precision_agrees_with_float32(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("backend", "name"), [(b, n) for b, n in MODELS if n in ("gpt2", "llama", "gemma2", "gpt_oss", "qwen3")]
+)
+def test_half_precision_agrees_with_float32(backend: str, name: str, dtype: torch.dtype) -> None:
     texts = documents(name, (12, 9))
-    half, whole = (measured(bridge(name, kind), texts) for kind in (dtype, torch.float32))
+    half, whole = (measured(load(backend, name, kind), texts) for kind in (dtype, torch.float32))
     assert half.provenance.dtype == str(dtype).removeprefix("torch.")
-    for quantity in ("sink_mass", "self_mass", "previous_mass", "entropy", "sink_alignment", "sink_intra", "self_intra", "sink_inter", "sink_value_ratio"):  # fmt: skip # noqa: E501
+    for quantity in (
+        "sink_mass",
+        "self_mass",
+        "previous_mass",
+        "entropy",
+        "sink_alignment",
+        "sink_intra",
+        "self_intra",
+        "sink_inter",
+        "sink_value_ratio",
+    ):
         one, other = getattr(half, quantity), getattr(whole, quantity)
         assert one.dtype == torch.float32
         assert ((one - other).abs() / other.abs().clamp(min=1)).max() < HALF[dtype], quantity

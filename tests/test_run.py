@@ -66,7 +66,13 @@ def test_a_users_analyzer_works(backend: str) -> None:
 
 def test_analyzers_in_one_pass_equal_single_passes() -> None:
     model = load("bridge", "gemma2")
-    makers: list[Callable[[], sl.Analyzer]] = [sl.ProfileAnalyzer, sl.DriftAnalyzer, sl.DriversAnalyzer, sl.KeysAnalyzer, HeadMass]  # fmt: skip # noqa: E501
+    makers: list[Callable[[], sl.Analyzer]] = [
+        sl.ProfileAnalyzer,
+        sl.DriftAnalyzer,
+        sl.DriversAnalyzer,
+        sl.KeysAnalyzer,
+        HeadMass,
+    ]
     together = sl.run(model, TEXTS, [make() for make in makers], **SETTINGS)
     apart = [sl.run(model, TEXTS, [make()], **SETTINGS)[0] for make in makers]
     for one, other in zip(together[:4], apart[:4], strict=True):
@@ -250,7 +256,9 @@ def test_a_profile_keeps_one_layer_at_a_time() -> None:
             found = (item for item in gc.get_objects() if issubclass(type(item), Tensor))
             alive.append(sum(item.shape == shape and item.dtype == torch.float32 for item in found))
 
-    sl.run(load("bridge", "llama_3x5"), ["The cat sat on the mat, and the dog sat on the log."], [Watching()], **SETTINGS)
+    sl.run(
+        load("bridge", "llama_3x5"), ["The cat sat on the mat, and the dog sat on the log."], [Watching()], **SETTINGS
+    )
     assert len(alive) == 3
     assert alive[2] <= alive[0]
 
@@ -276,20 +284,29 @@ def test_what_is_no_model_is_refused(thing: Any) -> None:
 def test_batches_made_before_are_taken_and_their_settings_are_not_repeated() -> None:
     model = load("bridge", "llama")
     batches = sl.tokenize(model, TEXTS, context_length=32)
-    one, other = sl.head_profile(model, TEXTS, **SETTINGS), sl.run(model, batches, [sl.ProfileAnalyzer()], progress=False)[0]
+    one, other = (
+        sl.head_profile(model, TEXTS, **SETTINGS),
+        sl.run(model, batches, [sl.ProfileAnalyzer()], progress=False)[0],
+    )
     assert torch.equal(one.sums["sink_intra"], other.sums["sink_intra"])
     assert one.provenance == other.provenance
     with pytest.raises(sl.InputError, match=r"the texts are batches already; pass batch_size to sinklens\.tokenize"):
         sl.run(model, batches, [sl.ProfileAnalyzer()], progress=False, batch_size=2)
 
 
-@pytest.mark.parametrize(("backend", "name"), [(b, n) for b, n in MODELS if n in ("llama_3x5", "mistral", "gemma2", "gpt_oss", "qwen3_next", "bert")])  # fmt: skip # noqa: E501
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [(b, n) for b, n in MODELS if n in ("llama_3x5", "mistral", "gemma2", "gpt_oss", "qwen3_next", "bert")],
+)
 def test_keys_equal_the_summed_reference(backend: str, name: str) -> None:
     model, family = load(backend, name), FAMILIES[name]
     ids = inputs(name)[0].tolist()
     texts = [ids[:9], ids[2:7]]
     [keys] = sl.run(model, texts, [KeysAnalyzer()], **SETTINGS)
-    expected = {quantity: torch.zeros(len(family.attention_layers), family.n_heads, 9, dtype=torch.float64) for quantity in keys.sums}  # fmt: skip # noqa: E501
+    expected = {
+        quantity: torch.zeros(len(family.attention_layers), family.n_heads, 9, dtype=torch.float64)
+        for quantity in keys.sums
+    }
     readers = torch.zeros(len(family.attention_layers), 9, dtype=torch.float64)
     for text in texts:
         for row, raw in enumerate(raw_layers(model, name, torch.tensor([text])).values()):
@@ -308,7 +325,9 @@ def test_keys_equal_the_summed_reference(backend: str, name: str) -> None:
 def test_key_contributions_merge_whatever_the_lengths_and_come_back_from_a_file(tmp_path: Any) -> None:
     model, ids = load("bridge", "llama"), inputs("llama")[0].tolist()
     texts = [ids[:9], ids[2:7], ids[1:4]]
-    whole, first, second = (sl.run(model, part, [KeysAnalyzer()], **SETTINGS)[0] for part in (texts, texts[:1], texts[1:]))
+    whole, first, second = (
+        sl.run(model, part, [KeysAnalyzer()], **SETTINGS)[0] for part in (texts, texts[:1], texts[1:])
+    )
     for merged in (first.merge(second), second.merge(first)):
         assert torch.equal(merged.documents, whole.documents)
         assert torch.equal(merged.readers, whole.readers)

@@ -303,8 +303,8 @@ def test_a_model_without_tokenizer_asks_for_tokens() -> None:
         tokenize(make_model(tokenizer=None), "abc")
 
 
-def test_context_by_default_is_the_models_for_tokens_and_at_most_1024_for_text() -> None:
-    assert tokenize(make_model(n_ctx=4096), "abc").context_length == 1024
+def test_context_by_default_is_the_models_for_tokens_and_at_most_128_for_text() -> None:
+    assert tokenize(make_model(n_ctx=4096), "abc").context_length == 128
     assert tokenize(make_model(n_ctx=64), "abc").context_length == 64
     assert tokenize(make_model(n_ctx=4096), [[1, 2]]).context_length == 4096
 

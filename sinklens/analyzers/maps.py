@@ -17,6 +17,8 @@ from sinklens.metrics.contributions import (
 from sinklens.metrics.head_space import to_head_space
 from sinklens.models.attention import ModelAttention
 from sinklens.models.capture import LayerReader
+from sinklens.models.frames import warn_once
+from sinklens.models.environment import available_memory
 from sinklens.models.hook_names import PATTERN, at_layer
 from sinklens.models.labels import token_labels
 from sinklens.models.layer import LayerAttention
@@ -24,6 +26,9 @@ from sinklens.models.sinks import Sink, SinkRule, sink_rule
 from sinklens.models.tokens import tokenize
 from sinklens.results import attention_maps as result
 from sinklens.results.provenance import Provenance
+
+# Pattern and two cosines in float32, for every head, query and key.
+BYTES_PER_PAIR = 12
 
 
 class AttentionMaps(result.AttentionMaps):
@@ -160,7 +165,8 @@ def attention_maps(
         :class:`~sinklens.AttentionMaps`.
 
     Raises:
-        InputError: the text is empty or longer than the model's context, or an argument cannot be used.
+        InputError: the text is empty or longer than the model's context, the maps do not fit into memory, or an argument
+            cannot be used.
         HookNotFiredError: a hook did not fire exactly once.
         UnsupportedAttentionError: a layer does not decompose into attention times values.
     """
@@ -174,9 +180,22 @@ def attention_maps(
         overflow="error",
         min_length=1,
     )
+    chosen = None if layers is None else tuple(layers)
+    _require_memory(ModelAttention(model, chosen), next(iter(batches)).tokens.shape[1])
     analyzer = MapsAnalyzer(lambda tokens: token_labels(model, tokens))
-    [maps] = run(model, batches, [analyzer], layers=layers, sink=sink, progress=False)
+    [maps] = run(model, batches, [analyzer], layers=chosen, sink=sink, progress=False)
     return maps
+
+
+def _require_memory(attention: ModelAttention, length: int) -> None:
+    """Say before the pass, not in the middle of it, that the maps will not fit."""
+    needed = len(attention.layers) * attention.model.cfg.n_heads * BYTES_PER_PAIR * length**2
+    available = available_memory(torch.device("cpu"))
+    if available is not None and needed > available:
+        raise InputError(
+            f"maps of {len(attention.layers)} layers at {length} tokens take {needed / 1e9:.1f} GB, "
+            f"{available / 1e9:.1f} GB are free; choose fewer layers with layers=[...], or a shorter text"
+        )
 
 
 def _maps_from_cache(
@@ -188,6 +207,7 @@ def _maps_from_cache(
     ids = torch.zeros(1, length, dtype=torch.long) if tokens is None else tokens.reshape(1, -1).cpu()
     if ids.shape[1] != length:
         raise InputError(f"{ids.shape[1]} tokens do not fit a cache of {length} positions; pass the cache's own tokens")
+    warn_once(attention.name, attention.frame)
     analyzer = MapsAnalyzer(_position_labels if tokens is None else lambda row: token_labels(model, row))
     analyzer.start(Setup(attention.layers, model.cfg.n_heads, attention.name))
     with torch.no_grad():

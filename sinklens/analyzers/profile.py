@@ -140,12 +140,11 @@ def _sink_inter(attention: LayerAttention, on_sink: Tensor) -> tuple[Tensor, Ten
 def _suppression(
     attention: LayerAttention, output: Tensor, term: Tensor, mass: Tensor, squared: Tensor
 ) -> tuple[Quantities, Tensor]:
-    one_sink = attention.gate is None and attention.sink.shape[-1] == 1
-    sink_value = at_sinks(attention.projected_value, attention.sink) if one_sink else None
+    sink_value, known = _sink_value(attention, term, mass)
     mixture = split_output(output, term, mass, sink_value)
     products = mixture.sink_squared, mixture.inner, mixture.other_squared
     alpha = alpha_star(*products)
-    defined = mixture.defined & ~alpha.isnan() & ~degenerate(mixture.other_squared)
+    defined = mixture.defined & known & ~alpha.isnan() & ~degenerate(mixture.other_squared)
     other_norm = mixture.other_squared.sqrt()
     found = {
         "alpha_star": alpha,
@@ -159,11 +158,24 @@ def _suppression(
     return found, defined
 
 
+def _sink_value(attention: LayerAttention, term: Tensor, mass: Tensor) -> tuple[Tensor | None, Tensor]:
+    """The sinks' value, or None for ``term / mass``, and where it is known: a single sink's also where ``A_is = 0``."""
+    if attention.gate is not None:
+        return None, mass > 0
+    first = at_sinks(attention.projected_value, attention.sink[:, :1])
+    if attention.sink.shape[-1] == 1:
+        return first, torch.ones_like(mass, dtype=torch.bool)
+    # Decided row by row: a document's numbers must not depend on how many sinks its neighbours in the batch have.
+    alone = ((attention.sink >= 0).sum(-1) == 1)[:, None, None]
+    mixed = term / mass.transpose(1, 2).masked_fill(mass.transpose(1, 2) == 0, 1.0).unsqueeze(-1)
+    return torch.where(alone.unsqueeze(-1), first, mixed), alone | (mass > 0)
+
+
 def head_profile(
     model: Any,
     texts: Any,
     *,
-    context_length: int | None = 128,
+    context_length: int | None = None,
     batch_size: int = 8,
     layers: Iterable[int] | None = None,
     sink: Sink | SinkRule = "first",
@@ -178,7 +190,8 @@ def head_profile(
     Args:
         model: a TransformerBridge or HookedTransformer; it is not changed.
         texts: what :func:`sinklens.tokenize` takes: strings, token ids, a .txt or .jsonl path, a ``datasets`` object or name.
-        context_length: the longest sequence; longer documents are split, each piece with its own BOS.
+        context_length: the longest sequence; longer documents are split, each piece with its own BOS. By default 128, or
+            the model's context where that is shorter; token ids are by default split at the model's context only.
         batch_size: sequences per batch.
         layers: the model's own layer numbers; None for all.
         sink: ``"first"``, ``"token:ID"``, positions, or ``"detect"`` (:func:`sinklens.sink_rule`).

@@ -48,6 +48,7 @@ def run(
     attention = ModelAttention(model, layers)
     batches = _batches(model, texts, tokenization)
     reader = LayerReader(attention, sink_rule(sink), [hook for analyzer in analyzers for hook in analyzer.hooks])
+    warn_once(attention.name, attention.frame)
     setup = Setup(attention.layers, model.cfg.n_heads, attention.name)
     for analyzer in analyzers:
         analyzer.start(setup)
@@ -60,7 +61,6 @@ def run(
         for batch in batches:
             reader.read(batch.tokens, batch.mask, receive)
             bar.update(len(batch.tokens))
-    warn_once(attention.name, attention.frame)
     provenance = describe(attention, reader.sink, **_counts(batches))
     return [analyzer.result(provenance) for analyzer in analyzers]
 

@@ -239,7 +239,7 @@ def gated_value_norms(value: HeadValue, W_O: OutputWeight, gate: HeadOutput) -> 
 
 
 def contribution_factors(
-    pattern: Pattern, products: Pattern, value_norm: PerKey | Pattern, output_norm: Float[Tensor, "batch #head query"]
+    pattern: Pattern, products: Pattern, value_norm: PerKey | Pattern, output_norm: SquaredNorm
 ) -> tuple[Pattern, Pattern, Pattern]:
     """Split contributions into ``c = A · ρ · cos`` (arXiv 2606.07604).
 

@@ -61,7 +61,7 @@ def _require_once(hooks: Sequence[Hook], fired: Counter[int]) -> None:
         if fired[number] != 1:
             raise HookNotFiredError(
                 f"the hook {name!r} fired {fired[number]} times in a forward pass; expected once. "
-                "The attention is not run eagerly (load the model with eager attention), or a flag of the model turns the hook off"
+                "The attention is not run eagerly (load the model with eager attention), or a flag turns the hook off"
             )
 
 
@@ -69,8 +69,8 @@ class LayerReader:
     """Runs batches through a model and gives each layer's attention to a function while the pass goes on.
 
     One layer is in memory at a time. ``extra_hooks`` are templates of further hooks to capture. A layer that does not
-    decompose raises, or is told to ``on_failure`` where that is given. On the first batch each layer's decomposition is verified, and the hook that holds
-    its output is found (:mod:`sinklens.models.verify`).
+    decompose raises, or is told to ``on_failure`` where that is given. On the first batch each layer's decomposition is
+    verified, and the hook that holds its output is found (:mod:`sinklens.models.verify`).
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class LayerReader:
             index: the layer's row in results.
             layer: the model's own number.
             tokens: ``[1, position]``, all real.
-            cache: activations of one prompt by hook name (an ``ActivationCache`` is no ``Mapping``), with or without the batch axis.
+            cache: activations of one prompt by hook name, with or without the batch axis; ``ActivationCache`` is no ``Mapping``.
             receive: gets the layer's attention.
 
         Raises:

@@ -9,6 +9,8 @@ from torch import Tensor
 from sinklens.errors import FrameWarning
 
 _WARNED: set[str] = set()
+# Families with an output bias but no value bias: HookedTransformer gives them a b_V of zeros, as folding does.
+_NO_VALUE_BIAS = ("GPTNeoForCausalLM",)
 
 
 def describe_frame(model: Any, first_attention: Any, W_O: Tensor) -> str:
@@ -28,7 +30,7 @@ def describe_frame(model: Any, first_attention: Any, W_O: Tensor) -> str:
         found.append("folded layer norm")
     if _is_centred(W_O):
         found.append("centred writing weights")
-    if _value_bias_folded(first_attention):
+    if getattr(model.cfg, "original_architecture", None) not in _NO_VALUE_BIAS and _value_bias_folded(first_attention):
         found.append("folded value biases")
     return ", ".join(found) or "raw"
 

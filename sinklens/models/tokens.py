@@ -15,7 +15,7 @@ from sinklens.models.encoding import TextEncoder, is_bidirectional, text_encoder
 from sinklens.models.sources import Document, DocumentSource, document_source
 
 Overflow = Literal["split", "cut", "error"]
-DEFAULT_CONTEXT_LENGTH = 1024
+DEFAULT_CONTEXT_LENGTH = 128
 WINDOW_BATCHES = 16
 
 
@@ -68,7 +68,7 @@ def tokenize(
             Face ``datasets`` object, or its name as ``hf:NAME``, ``hf:NAME:CONFIG`` or
             ``hf:NAME:CONFIG@SPLIT`` (split ``train`` by default).
         context_length: longest sequence, special tokens included; by default the model's own context, for
-            text at most 1024.
+            text at most 128.
         batch_size: sequences per batch.
         prepend_bos: True or False overrides what the model does by itself; for text only.
         overflow: what to do with a longer document: ``"split"`` it into consecutive sequences, ``"cut"`` it,

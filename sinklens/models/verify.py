@@ -78,7 +78,8 @@ def layout_failure(pattern: Tensor, value: Tensor, z: Tensor, W_O: Tensor) -> st
     if pattern.shape[1] != n_heads or tuple(W_O.shape[:2]) != (n_heads, d_head):
         return (
             f"the pattern has {pattern.shape[1]} heads, z has {n_heads} heads of {d_head}, "
-            f"W_O has {W_O.shape[0]} heads of {W_O.shape[1]}; expected the same heads in all"
+            f"W_O has {W_O.shape[0]} heads of {W_O.shape[1]}; "
+            "expected the same heads in all: a layout that sinklens does not read (latent attention, MLA)"
         )
     if n_heads % value.shape[2] or value.shape[3] != d_head:
         return (

@@ -62,11 +62,7 @@ def report(
 
 def _first_tokens(model: Any, texts: Any, options: dict[str, Any]) -> Any:
     """The beginning of the first usable document, tokenized as the profile tokenizes it."""
-    names = ("fields", "prepend_bos", "attention_mask", "min_length")
+    names = ("context_length", "fields", "prepend_bos", "attention_mask", "min_length", "overflow")
     kept = {name: options[name] for name in names if name in options}
-    length = min(PROMPT_LENGTH, model.cfg.n_ctx, options.get("context_length") or PROMPT_LENGTH)
-    batches = tokenize(
-        model, texts, context_length=length, batch_size=1, overflow="cut", max_documents=1,
-        **{**kept, "min_length": min(kept.get("min_length", 2), length)},
-    )  # fmt: skip
-    return next(iter(batches)).tokens[0]
+    batches = tokenize(model, texts, batch_size=1, max_documents=1, **kept)
+    return next(iter(batches)).tokens[0, :PROMPT_LENGTH]

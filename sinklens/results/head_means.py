@@ -16,7 +16,6 @@ from sinklens.errors import InputError
 from sinklens.results.files import load_tensors, save_tensors
 from sinklens.results.provenance import Provenance
 
-
 # Not typing.Self: beartype, which checks shapes in the tests, knows it inside classes that it decorates only.
 MeansT = TypeVar("MeansT", bound="HeadMeans")
 
