@@ -49,7 +49,9 @@ def profile(model: Any, tokens: Tensor) -> None:
 def textbook(model: Any, tokens: Tensor) -> None:
     """Intra-head contributions of all layers with an explicit [query, key, d_model] tensor a head."""
     with torch.no_grad():
-        _, cache = model.run_with_cache(tokens, names_filter=lambda name: "hook_pattern" in name or "attn.v.hook_out" in name)
+        _, cache = model.run_with_cache(
+            tokens, names_filter=lambda name: "hook_pattern" in name or "attn.v.hook_out" in name
+        )
         for layer in range(model.cfg.n_layers):
             _textbook_layer(model.blocks[layer].attn.W_O, cache, layer)
 

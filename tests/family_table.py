@@ -135,9 +135,7 @@ _TABLE = (
     ),
     Family(
         "llama_3x5",
-        _config(
-            "LlamaConfig", hidden_size=60, num_hidden_layers=3, num_attention_heads=5, attention_bias=True
-        ),
+        _config("LlamaConfig", hidden_size=60, num_hidden_layers=3, num_attention_heads=5, attention_bias=True),
         "LlamaForCausalLM",
         n_layers=3,
         n_heads=5,

@@ -87,13 +87,9 @@ def new_hooked(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> 
     family = FAMILIES[name]
     source = new_hf_model(name, seed)
     converter, _ = _HOOKED[name]
-    config = transformer_lens.HookedTransformerConfig(
-        **_settings(family, source.config), dtype=dtype, device="cpu"
-    )
+    config = transformer_lens.HookedTransformerConfig(**_settings(family, source.config), dtype=dtype, device="cpu")
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="HookedTransformer is deprecated", category=DeprecationWarning
-        )
+        warnings.filterwarnings("ignore", message="HookedTransformer is deprecated", category=DeprecationWarning)
         model = transformer_lens.HookedTransformer(config, tiny_tokenizer(), default_padding_side="right")
     state = getattr(weight_conversions, converter)(source, config)
     state.update(_attention_biases(source, family))
@@ -156,11 +152,7 @@ def _attention_biases(source: PreTrainedModel, family: Family) -> dict[str, torc
         for module, key in keys.items():
             bias = getattr(getattr(block.self_attn, module, None), "bias", None)
             if bias is not None:
-                shaped = (
-                    bias
-                    if key == "b_O"
-                    else rearrange(bias, "(head d_head) -> head d_head", d_head=family.d_head)
-                )
+                shaped = bias if key == "b_O" else rearrange(bias, "(head d_head) -> head d_head", d_head=family.d_head)
                 biases[f"blocks.{layer}.attn.{key}"] = shaped
     return biases
 
@@ -169,12 +161,8 @@ def _load(model: Any, state: dict[str, torch.Tensor]) -> None:
     """Strict, except for masks, caches and ALiBi's unused positions, which no converter writes, and for keys
     that the model has not (Phi-3)."""
     own = model.state_dict()
-    missing, _ = model.load_state_dict(
-        {key: value for key, value in state.items() if key in own}, strict=False
-    )
+    missing, _ = model.load_state_dict({key: value for key, value in state.items() if key in own}, strict=False)
     weights = [key for key in missing if key.rsplit(".", 1)[-1].lower().startswith(("w", "sinks"))]
-    forgotten = [
-        key for key in weights if key != "pos_embed.W_pos" or model.cfg.positional_embedding_type != "alibi"
-    ]
+    forgotten = [key for key in weights if key != "pos_embed.W_pos" or model.cfg.positional_embedding_type != "alibi"]
     if forgotten:
         raise AssertionError(f"the converter left weights out: {forgotten}")

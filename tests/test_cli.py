@@ -75,7 +75,9 @@ def test_profile_saves_a_result_and_tables(run: Callable[..., Result], data: Pat
     assert run(*common, "--out", tmp_path / "p.csv", "--layers", "0,2").exit_code == 0
     table = pd.read_csv(tmp_path / "p.csv")
     assert sorted(set(table["layer"])) == [0, 2]
-    assert table.loc[table["layer"] == 2, "sink_mass"].tolist() == pytest.approx(profile.sink_mass[2].tolist(), rel=1e-5)
+    assert table.loc[table["layer"] == 2, "sink_mass"].tolist() == pytest.approx(
+        profile.sink_mass[2].tolist(), rel=1e-5
+    )
 
 
 def test_profile_json_is_json_alone(run: Callable[..., Result], data: Path) -> None:
@@ -132,7 +134,9 @@ def test_check_of_a_refused_model_exits_with_1(monkeypatch: pytest.MonkeyPatch) 
 def test_a_mistake_is_one_line(
     run: Callable[..., Result], data: Path, tmp_path: Path, command: str, arguments: list[str], words: list[str]
 ) -> None:
-    out = [] if "--out" in arguments else ["--out", tmp_path / "out.html" if command == "report" else tmp_path / "o.csv"]
+    out = (
+        [] if "--out" in arguments else ["--out", tmp_path / "out.html" if command == "report" else tmp_path / "o.csv"]
+    )
     before = set(tmp_path.iterdir())
     filled = [argument.format(data=data) for argument in arguments]
     expect_one_line(run(command, *filled, *out, "--quiet"), *words)

@@ -468,7 +468,7 @@ def test_shares_of_the_drivers_sum_to_one(rows: list[tuple[float, float, float]]
     attention, ratio, direction = torch.tensor(rows).T
     drivers = metrics.contribution_drivers(attention, ratio, direction)
     usable = [(a, r, abs(d)) for a, r, d in rows if abs(torch.tensor(d).item()) > 0]
-    assert drivers.count == len(usable)
+    assert drivers.n_pairs == len(usable)
     logs = torch.tensor(usable, dtype=torch.float32).double().log() if usable else torch.zeros(0, 3)
     if len(usable) >= 3 and float(logs.sum(1).var(correction=0)) > 1e-6:
         assert float(drivers.share.sum()) == pytest.approx(1, abs=1e-3)

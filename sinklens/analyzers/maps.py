@@ -17,8 +17,8 @@ from sinklens.metrics.contributions import (
 from sinklens.metrics.head_space import to_head_space
 from sinklens.models.attention import ModelAttention
 from sinklens.models.capture import LayerReader
-from sinklens.models.frames import warn_once
 from sinklens.models.environment import available_memory
+from sinklens.models.frames import warn_once
 from sinklens.models.hook_names import PATTERN, at_layer
 from sinklens.models.labels import token_labels
 from sinklens.models.layer import LayerAttention

@@ -22,7 +22,7 @@ from sinklens.results.provenance import Provenance
 
 
 class ProfileAnalyzer(MeansAnalyzer):
-    """Measures what :class:`~sinklens.HeadProfile` holds. Costs O(T · d_head) a head, and one pass over the pattern for the entropy.
+    """Measures a :class:`~sinklens.HeadProfile`: O(T · d_head) a head, and one pass over the pattern for the entropy.
 
     Args:
         eps: threshold of the sink rate, strict.

@@ -19,7 +19,9 @@ from sinklens.axes import (
 )
 from sinklens.metrics.head_space import expand_kv_heads, head_factor, to_head_space
 
+# One per head (intra), or one for the layer (inter).
 SquaredNorm = Float[Tensor, "batch #head query"]
+OutputNorm = SquaredNorm
 
 
 def degenerate(squared_norm: Tensor) -> Tensor:
@@ -271,7 +273,7 @@ def value_cosines(
     directions: HeadOutput,
     value: HeadValue,
     value_norm: PerKey | Pattern,
-    output_norm: Float[Tensor, "batch #head query"],
+    output_norm: OutputNorm,
     gate: HeadOutput | None = None,
 ) -> Pattern:
     """``cos(o_i, ṽ_j)``, the direction factor of a contribution; vectors are divided by norms, not the pairs they make.

@@ -1,4 +1,4 @@
-"""Semantic drift: how far head outputs leave the cone of the semantic values, with the sink and without (arXiv 2606.07604, form ours)."""
+"""Semantic drift: how far head outputs leave the cone of the semantic values (arXiv 2606.07604, operational form ours)."""
 
 import torch
 

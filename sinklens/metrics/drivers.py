@@ -14,11 +14,11 @@ GROUPS = ("sink", "tail", "middle")
 
 
 class Drivers(NamedTuple):
-    """Share of the variance of ``log|c|`` and Spearman correlation with ``|c|`` of each factor, and the count of pairs."""
+    """Share of the variance of ``log|c|`` and Spearman correlation with ``|c|`` of each factor, and how many pairs."""
 
     share: Float[Tensor, " factor"]
     spearman: Float[Tensor, " factor"]
-    count: int
+    n_pairs: int
 
 
 def key_groups(
@@ -79,7 +79,7 @@ def contribution_drivers(
 
     Example:
         >>> drivers = contribution_drivers(torch.tensor([0.1, 0.2, 0.7]), torch.ones(3), torch.ones(3))
-        >>> drivers.share.tolist(), drivers.count
+        >>> drivers.share.tolist(), drivers.n_pairs
         ([1.0, 0.0, 0.0], 3)
     """
     factors = torch.stack([attention, ratio, direction]).double().abs()

@@ -91,7 +91,7 @@ def pattern_kind(
     previous_threshold: float = 0.3,
     dense_threshold: float = 0.7,
 ) -> Int[Tensor, "*heads"]:
-    """The kind of each head (ours): the first of sink, diagonal, previous whose mass exceeds its threshold, else dense, else mixed.
+    """The kind of each head (ours): the first of sink, diagonal, previous above its threshold, else dense, else mixed.
 
     Args:
         sink_mass: mean attention on the sink, any shape.

@@ -39,7 +39,7 @@ def split_output(
         output: ``o_i`` in head space ``[batch, query, head, d_head]``.
         sink_term: ``a ṽ_s`` in head space, the part of ``o_i`` that comes from the sinks.
         sink_mass: ``a`` ``[batch, head, query]``.
-        sink_value: ``ṽ_s``, the same for every query or one per query, where it is known apart from ``a``; else ``sink_term / a``.
+        sink_value: ``ṽ_s``, one for all queries or one each, where it is known apart from ``a``; else ``sink_term / a``.
 
     Returns:
         A :class:`Mixture`; rows with ``1 - a <= 1e-5`` or without attention on a sink are not ``defined`` and hold 0.
@@ -58,10 +58,12 @@ def split_output(
     if sink_value is None:
         sink_value = sink_term / mass.masked_fill(~defined, 1.0).unsqueeze(-1)
     others = (output - sink_term) / safe_rest
-    sums = [
-        (left * right).sum(-1) for left, right in ((sink_value, sink_value), (sink_value, others), (others, others))
-    ]
-    return Mixture(*(s.masked_fill(~defined, 0.0).transpose(1, 2) for s in sums), defined.transpose(1, 2))
+
+    def product(left: Tensor, right: Tensor) -> Tensor:
+        return (left * right).sum(-1).masked_fill(~defined, 0.0).transpose(1, 2)
+
+    products = product(sink_value, sink_value), product(sink_value, others), product(others, others)
+    return Mixture(*products, defined.transpose(1, 2))
 
 
 def norm_curve(

@@ -155,6 +155,8 @@ def _check_is_model(model: Any) -> None:
 def _chosen(available: Sequence[int], skipped: dict[int, str], layers: Iterable[int] | None) -> tuple[int, ...]:
     if layers is None:
         return tuple(available)
+    if not isinstance(layers, Iterable) or isinstance(layers, str):
+        raise InputError(f"layers is {layers!r}; expected a list of layer numbers such as [0, 1], or None for all")
     chosen = tuple(dict.fromkeys(layers))
     for layer in chosen:
         if layer in skipped:

@@ -9,6 +9,8 @@ from torch import Tensor
 from sinklens.errors import FrameWarning
 
 _WARNED: set[str] = set()
+# Folding a norm's gain moves it from one factor of the values to the other; the values stay what they were.
+_HARMLESS = ("raw", "folded layer norm")
 # Families with an output bias but no value bias: HookedTransformer gives them a b_V of zeros, as folding does.
 _NO_VALUE_BIAS = ("GPTNeoForCausalLM",)
 
@@ -45,9 +47,9 @@ def _value_bias_folded(attention: Any) -> bool:
         biases = [getattr(attention, name, None) for name in ("b_V", "b_O")]
     except NotImplementedError:  # latent attention has no value bias to read
         return False
-    if not all(isinstance(bias, Tensor) for bias in biases):
-        return False
     value_bias, output_bias = biases
+    if not isinstance(value_bias, Tensor) or not isinstance(output_bias, Tensor):
+        return False
     return not bool(torch.count_nonzero(value_bias)) and bool(torch.count_nonzero(output_bias))
 
 
@@ -57,7 +59,7 @@ def warn_once(model_name: str, frame: str) -> None:
     Example:
         >>> warn_once("tiny", "raw")
     """
-    if frame == "raw" or model_name in _WARNED:
+    if frame in _HARMLESS or model_name in _WARNED:
         return
     _WARNED.add(model_name)
     warnings.warn(

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 from torch import Tensor
@@ -17,6 +17,7 @@ from sinklens.results.provenance import Provenance
 
 METRICS = ("attention", "value_weighted", "output_normalized", "intra", "inter", "cosine")
 _TENSORS = ("attention", "cosine", "layer_cosine", "value_norm", "output_norm", "layer_norm", "visible")
+_LABELS = ("tokens", "token_ids", "layers", "sink_positions")
 
 
 # Not typing.Self: beartype, which checks shapes in the tests, knows it inside classes that it decorates only.
@@ -146,8 +147,8 @@ class AttentionMaps:
         Raises:
             ResultFileError: the file cannot be written.
         """
-        metadata = {name: list(getattr(self, name)) for name in ("tokens", "token_ids", "layers", "sink_positions")}
-        metadata["provenance"] = self.provenance.to_dict()
+        labels = {name: list(getattr(self, name)) for name in _LABELS}
+        metadata = {**labels, "provenance": self.provenance.to_dict()}
         return save_tensors(path, type(self).__name__, {name: getattr(self, name) for name in _TENSORS}, metadata)
 
     @classmethod
@@ -158,8 +159,8 @@ class AttentionMaps:
             ResultFileError: the file is missing or holds something else.
         """
         tensors, metadata = load_tensors(path, cls.__name__)
-        provenance = Provenance.from_dict(metadata.pop("provenance"))
-        return cls(**tensors, **{name: tuple(value) for name, value in metadata.items()}, provenance=provenance)
+        fields: dict[str, Any] = {**tensors, **{name: tuple(metadata[name]) for name in _LABELS}}
+        return cls(**fields, provenance=Provenance.from_dict(metadata["provenance"]))
 
     def __repr__(self) -> str:
         layers, heads, length = len(self.layers), self.n_heads, len(self.tokens)

@@ -27,8 +27,9 @@ class DriftProfile(HeadMeans):
     def by_norm_quartile(self) -> pd.DataFrame:
         """Means over the heads of each quartile of the output norm, shortest first."""
         table = self.to_dataframe()
-        table["quartile"] = pd.qcut(table["output_norm"].rank(method="first"), 4, labels=False) + 1
-        return table.drop(columns=["layer", "head"]).groupby("quartile").mean().reset_index()
+        rank = table["output_norm"].rank(method="first").to_numpy()
+        quartile = pd.Series(((rank - 1) * 4 // len(rank)).astype(int) + 1, name="quartile")
+        return table.drop(columns=["layer", "head"]).groupby(quartile).mean().reset_index()
 
     def __repr__(self) -> str:
         falls = self.mean("cone_without") - self.mean("cone_with")

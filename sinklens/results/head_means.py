@@ -132,7 +132,6 @@ class HeadMeans:
 
 
 def _plain(result: HeadMeans) -> dict[str, Any]:
-    fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-    return {
-        name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value for name, value in fields.items()
-    }  # type: ignore[arg-type]
+    fields: dict[str, Any] = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    nested = {name: value for name, value in fields.items() if dataclasses.is_dataclass(value)}
+    return fields | {name: dataclasses.asdict(value) for name, value in nested.items()}
