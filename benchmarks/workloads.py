@@ -63,4 +63,4 @@ def _textbook_layer(W_O: Tensor, cache: Any, layer: int) -> None:
     for head in range(pattern.shape[0]):
         summands = pattern[head].unsqueeze(-1) * (value[:, head] @ W_O[head])
         output = summands.sum(1)
-        (summands @ output.unsqueeze(-1)).squeeze(-1) / output.square().sum(-1, keepdim=True)
+        _ = (summands @ output.unsqueeze(-1)).squeeze(-1) / output.square().sum(-1, keepdim=True)

@@ -1,10 +1,13 @@
 """The command line: ``sinklens report | profile | check``. A user's mistake gives one line and exit code 2."""
 
+import dataclasses
 import functools
+import inspect
 import json
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,27 +20,110 @@ app = typer.Typer(
     help="Measure what attention heads and their sinks really do, head by head.",
 )  # fmt: skip
 
-Model = Annotated[str, typer.Option("--model", "-m", help="Hub name, local folder, or smollm2-135m.")]
-Data = Annotated[
-    str | None,
-    typer.Option("--data", "-d", help="A .txt or .jsonl file, or hf:NAME[:CONFIG][@SPLIT]. Default: a built-in text."),
-]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the best one there is.")]
-Dtype = Annotated[str, typer.Option(help="float32, float16 or bfloat16; metrics are float32 in any case.")]
-Backend = Annotated[str | None, typer.Option(help="bridge or hooked (TransformerLens 3). Default: bridge.")]
-ContextLength = Annotated[int | None, typer.Option(help="Longest sequence, BOS included. Default: 128 or the model's.")]
-BatchSize = Annotated[int, typer.Option(help="Sequences per batch.")]
-Documents = Annotated[int | None, typer.Option(help="Stop after this many documents.")]
-MinLength = Annotated[int, typer.Option(help="Leave out shorter sequences.")]
-Overflow = Annotated[str, typer.Option(help="Longer documents: split, cut or error.")]
-Fields = Annotated[
-    str | None, typer.Option(help="Fields of a .jsonl or dataset, joined by a newline: question,answer.")
-]
-Layers = Annotated[str | None, typer.Option(help="Layers, such as 0,3,10-15. Default: all.")]
-Sink = Annotated[str, typer.Option(help="first, detect, detect:0.5, token:ID, or positions such as 0,3.")]
+DATA_HELP = "A .txt or .jsonl file, or hf:NAME[:CONFIG][@SPLIT]. Default: a built-in text."
 Eps = Annotated[float, typer.Option(help="Threshold of the sink rate.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
+ProfileOut = Annotated[
+    Path | None, typer.Option("--out", "-o", help="A .safetensors result, or a .csv, .parquet or .json table.")
+]
+
+# The options that every measurement has, in the order of the help page.
+SHARED: dict[str, tuple[Any, Any]] = {
+    "model": (Annotated[str, typer.Option("--model", "-m", help="Hub name, local folder, or smollm2-135m.")], "smollm2-135m"),
+    "data": (Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)], None),
+    "device": (Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the best one there is.")], None),
+    "dtype": (Annotated[str, typer.Option(help="float32, float16 or bfloat16; metrics are float32 anyway.")], "float32"),
+    "backend": (Annotated[str | None, typer.Option(help="bridge or hooked (TransformerLens 3). Default: bridge.")], None),
+    "layers": (Annotated[str | None, typer.Option(help="Layers, such as 0,3,10-15. Default: all.")], None),
+    "sink": (Annotated[str, typer.Option(help="first, detect, detect:0.5, token:ID, or positions such as 0,3.")], "first"),
+    "context_length": (Annotated[int | None, typer.Option(help="Longest sequence. Default: 128 or the model's.")], None),
+    "batch_size": (Annotated[int, typer.Option(help="Sequences per batch.")], 8),
+    "documents": (Annotated[int | None, typer.Option(help="Stop after this many documents.")], None),
+    "min_length": (Annotated[int, typer.Option(help="Leave out shorter sequences.")], 2),
+    "overflow": (Annotated[str, typer.Option(help="Longer documents: split, cut or error.")], "split"),
+    "fields": (Annotated[str | None, typer.Option(help="Fields of a .jsonl or dataset: question,answer.")], None),
+    "as_json": (Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")], False),
+    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")], False),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked to measure, and on what: the values of :data:`SHARED`."""
+
+    model: str
+    data: str | None
+    device: str | None
+    dtype: str
+    backend: str | None
+    layers: str | None
+    sink: str
+    context_length: int | None
+    batch_size: int
+    documents: int | None
+    min_length: int
+    overflow: str
+    fields: str | None
+    as_json: bool
+    quiet: bool
+
+    def load(self) -> Any:
+        """The model."""
+        from sinklens.models.loading import load_model
+
+        return load_model(self.model, device=self.device, dtype=self.dtype, backend=self.backend)
+
+    def texts(self) -> Any:
+        """The texts; a missing or broken file is found here, before a model is loaded."""
+        from sinklens.models.sources import document_source, is_dataset_name
+        from sinklens.reports.demo_text import DEMO_TEXTS
+
+        if self.data is None:
+            return list(DEMO_TEXTS)
+        if is_dataset_name(self.data):
+            return self.data
+        next(iter(document_source(Path(self.data), self._fields).read()))
+        return Path(self.data)
+
+    @property
+    def _fields(self) -> list[str] | None:
+        return None if self.fields is None else [field.strip() for field in self.fields.split(",")]
+
+    def tokenization(self) -> dict[str, Any]:
+        """The arguments of :func:`sinklens.tokenize`."""
+        names = ("context_length", "batch_size", "min_length", "overflow")
+        return {name: getattr(self, name) for name in names} | {"max_documents": self.documents, "fields": self._fields}
+
+    def measurement(self) -> dict[str, Any]:
+        """The arguments of a measurement of heads."""
+        return self.tokenization() | {
+            "layers": _parse_layers(self.layers),
+            "sink": self.sink,
+            "progress": not self.quiet,
+        }
+
+
+def _command(name: str, shared: Iterable[str] = SHARED) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command that gets a :class:`Request` from the shared options, beside options of its own."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def call(**options: Any) -> None:
+            asked = {name: default for name, (_, default) in SHARED.items()}
+            function(Request(**asked | {name: options.pop(name) for name in shared}), **options)
+
+        own = list(inspect.signature(function).parameters.values())[1:]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        given = [(name, *SHARED[name]) for name in shared]
+        parameters = [
+            *(parameter.replace(kind=keyword) for parameter in own),
+            *(inspect.Parameter(name, keyword, default=default, annotation=kind) for name, kind, default in given),
+        ]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        del call.__wrapped__  # type: ignore[attr-defined] -- or its signature would be read instead
+        return app.command(name)(_guarded(call))
+
+    return register
 
 
 def _guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -70,30 +156,15 @@ def _failure(message: str, code: int) -> typer.Exit:
     return typer.Exit(code)
 
 
-@app.command("report")
-@_guarded
+@_command("report")
 def report_command(
-    model: Model = "smollm2-135m",
-    data: Data = None,
+    request: Request,
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file.")] = Path("report.html"),
     prompt: Annotated[
         str | None, typer.Option(help="Text for the head picker. Default: the start of the data.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    backend: Backend = None,
-    context_length: ContextLength = None,
-    batch_size: BatchSize = 8,
-    documents: Documents = None,
-    min_length: MinLength = 2,
-    overflow: Overflow = "split",
-    fields: Fields = None,
-    layers: Layers = None,
-    sink: Sink = "first",
     eps: Eps = 0.3,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
 ) -> None:
     """Write an interactive HTML report: every head's sink, contributions and suppression, and a head picker."""
     from sinklens.reports.demo_text import DEMO_PROMPT
@@ -101,38 +172,18 @@ def report_command(
     from sinklens.results.files import check_writable
 
     check_writable(out)
-    texts, options = _text_options(data, context_length, batch_size, documents, min_length, overflow, fields)
-    options |= {"layers": _parse_layers(layers), "sink": sink, "eps": eps, "progress": not quiet}
-    shown = DEMO_PROMPT if prompt is None and data is None else prompt
-    loaded = _load(model, device, dtype, backend)
-    name = "the built-in demonstration text" if data is None else data
-    path = report(loaded, texts, out, prompt=shown, title=title, text_name=name, **options)
-    _say({"report": str(path), "bytes": path.stat().st_size} if as_json else f"Report: {path.absolute()}", as_json)
+    texts = request.texts()
+    options: dict[str, Any] = request.measurement() | {"eps": eps, "title": title}
+    built_in = request.data is None
+    options["prompt"] = DEMO_PROMPT if prompt is None and built_in else prompt
+    options["text_name"] = "the built-in demonstration text" if built_in else request.data
+    path = report(request.load(), texts, out, **options)
+    found = {"report": str(path), "bytes": path.stat().st_size}
+    _say(found if request.as_json else f"Report: {path.absolute()}", request.as_json)
 
 
-@app.command("profile")
-@_guarded
-def profile_command(
-    model: Model = "smollm2-135m",
-    data: Data = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A .safetensors result, or a .csv, .parquet or .json table.")
-    ] = None,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    backend: Backend = None,
-    context_length: ContextLength = None,
-    batch_size: BatchSize = 8,
-    documents: Documents = None,
-    min_length: MinLength = 2,
-    overflow: Overflow = "split",
-    fields: Fields = None,
-    layers: Layers = None,
-    sink: Sink = "first",
-    eps: Eps = 0.3,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
+@_command("profile")
+def profile_command(request: Request, out: ProfileOut = None, eps: Eps = 0.3) -> None:
     """Measure every head over the data; print a summary and the strongest sink heads, and save the profile."""
     from sinklens.analyzers.profile import head_profile
     from sinklens.results.files import check_table_suffix, check_writable, write_table
@@ -140,30 +191,24 @@ def profile_command(
     if out is not None:
         check_writable(out)
         check_table_suffix(out, also=(".safetensors",))
-    texts, options = _text_options(data, context_length, batch_size, documents, min_length, overflow, fields)
-    options |= {"layers": _parse_layers(layers), "sink": sink, "eps": eps, "progress": not quiet}
-    profile = head_profile(_load(model, device, dtype, backend), texts, **options)
+    texts = request.texts()
+    options: dict[str, Any] = request.measurement() | {"eps": eps}
+    profile = head_profile(request.load(), texts, **options)
     if out is not None:
         profile.save(out) if out.suffix == ".safetensors" else write_table(out, profile.to_dataframe())
-    if as_json:
-        _say({"summary": profile.summary(), "provenance": profile.provenance.to_dict()}, as_json)
+    if request.as_json:
+        _say({"summary": profile.summary(), "provenance": profile.provenance.to_dict()}, as_json=True)
         return
     columns = ["layer", "head", "kind", "sink_mass", "sink_rate", "sink_value_ratio", "sink_alignment", "sink_intra"]
     strongest = profile.to_dataframe().nlargest(10, "sink_mass")[[*columns, "suppression"]]
-    _say(f"{profile!r}\n\n{_shown(strongest, '{:.3f}')}", as_json)
+    _say(f"{profile!r}\n\n{_shown(strongest, '{:.3f}')}")
 
 
-@app.command("check")
-@_guarded
+@_command("check", shared=("model", "data", "fields", "device", "dtype", "backend", "as_json"))
 def check_command(
+    request: Request,
     name: Annotated[str | None, typer.Argument(help="The model; the same as --model.")] = None,
-    model: Model = "smollm2-135m",
-    data: Data = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv, .parquet or .json table.")] = None,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    backend: Backend = None,
-    as_json: AsJson = False,
 ) -> None:
     """Check layer by layer that attention decomposes and can be edited; exit code 1 where a layer is refused."""
     from sinklens.models.checks import check_model
@@ -172,39 +217,19 @@ def check_command(
     if out is not None:
         check_writable(out)
         check_table_suffix(out)
-    texts = None if data is None else _text_options(data, None, 1, 1, 2, "cut", None)[0]
-    check = check_model(_load(name or model, device, dtype, backend), texts)
+    texts = None if request.data is None else request.texts()
+    asked = request if name is None else dataclasses.replace(request, model=name)
+    check = check_model(asked.load(), texts)
     table = check.to_dataframe()
     if out is not None:
         write_table(out, table)
-    if as_json:
+    if request.as_json:
         found = {"model": check.model_name, "frame": check.frame, "verdict": check.verdict, "passed": check.passed}
-        _say(found | {"layers": json.loads(str(table.to_json(orient="records")))}, as_json)
+        _say(found | {"layers": json.loads(str(table.to_json(orient="records")))}, as_json=True)
     else:
-        _say(f"{_shown(table.drop(columns=['failure', 'output_hook']), '{:.1e}')}\n\n{check!r}", as_json)
+        _say(f"{_shown(table.drop(columns=['failure', 'output_hook']), '{:.1e}')}\n\n{check!r}")
     if not check.passed:
         raise typer.Exit(1)
-
-
-def _text_options(
-    data: str | None,
-    context_length: int | None,
-    batch_size: int,
-    documents: int | None,
-    min_length: int,
-    overflow: str,
-    fields: str | None,
-) -> tuple[Any, dict[str, Any]]:
-    """The texts and the arguments of tokenize; a missing or broken file is found before a model is loaded."""
-    from sinklens.models.sources import document_source, is_dataset_name
-    from sinklens.reports.demo_text import DEMO_TEXTS
-
-    texts: Any = list(DEMO_TEXTS) if data is None else data if is_dataset_name(data) else Path(data)
-    names = None if fields is None else [field.strip() for field in fields.split(",")]
-    if isinstance(texts, Path):
-        next(iter(document_source(texts, names).read()))
-    options: dict[str, Any] = {"context_length": context_length, "batch_size": batch_size, "max_documents": documents}
-    return texts, options | {"min_length": min_length, "overflow": overflow, "fields": names}
 
 
 def _parse_layers(text: str | None) -> list[int] | None:
@@ -223,18 +248,12 @@ def _parse_layers(text: str | None) -> list[int] | None:
         raise InputError(f"--layers is {text!r}; expected numbers and ranges such as 0,3,10-15") from None
 
 
-def _load(name: str, device: str | None, dtype: str, backend: str | None) -> Any:
-    from sinklens.models.loading import load_model
-
-    return load_model(name, device=device, dtype=dtype, backend=backend)
-
-
 def _shown(table: Any, number: str) -> str:
     """A table for the terminal, its numbers in one format."""
     return table.to_string(index=False, float_format=number.format)
 
 
-def _say(message: Any, as_json: bool) -> None:
+def _say(message: Any, as_json: bool = False) -> None:
     typer.echo(json.dumps(message, indent=1) if as_json else message)
 
 
