@@ -17,7 +17,6 @@ PYTEST_OPTIONS = -q -n 2
 demo: $(READY)
 	@mkdir -p out
 	.venv/bin/sinklens report --model smollm2-135m --out out/report.html
-	@echo "The report is in $(CURDIR)/out/report.html"
 
 test: $(READY)
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest $(PYTEST_OPTIONS)

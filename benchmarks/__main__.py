@@ -30,7 +30,7 @@ def main() -> None:
     print("Time, as a ratio to the plain forward pass\n")
     print(table([timing_rows(model, length, arguments.rounds) for length in arguments.lengths]))
     print("\nPeak memory above the loaded model, in MiB\n")
-    print(table([memory_rows(arguments.model, length) for length in arguments.lengths]))
+    print(table([memory_rows(arguments.model, model.cfg.n_heads, length) for length in arguments.lengths]))
 
 
 if __name__ == "__main__":

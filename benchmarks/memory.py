@@ -1,44 +1,41 @@
 """Peak memory of one workload, each in a process of its own, above what the loaded model takes."""
 
-import multiprocessing
 import resource
-from typing import Any
+import subprocess
+import sys
 
-from benchmarks.workloads import workloads
+from benchmarks.workloads import rows_of, workloads
 
 NAMES = ("forward", "head_profile", "attention_maps")
 
 
-def memory_rows(model_name: str, length: int) -> dict[str, str]:
+def memory_rows(model_name: str, n_heads: int, length: int) -> dict[str, str]:
     """One row of the table: peak memory of each workload, and one layer's patterns for comparison."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1, maxtasksperchild=1) as pool:
-        peaks = {name: pool.apply(_peak, (model_name, length, name)) for name in NAMES}
-        patterns = pool.apply(_pattern_bytes, (model_name, length))
-    row = {name: "–" if peak is None else f"{peak:.0f}" for name, peak in peaks.items()}
-    return {"T": str(length), **row, "one layer's patterns": f"{patterns:.0f}"}
+    patterns = rows_of(length) * n_heads * length**2 * 4 / 2**20
+    return {
+        "T": str(length),
+        **{name: _in_own_process(model_name, length, name) for name in NAMES},
+        "one layer's patterns": f"{patterns:.0f}",
+    }
 
 
-def _loaded(model_name: str) -> Any:
+def _in_own_process(model_name: str, length: int, name: str) -> str:
+    command = [sys.executable, "-m", "benchmarks.memory", model_name, str(length), name]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def peak(model_name: str, length: int, name: str) -> str:
+    """Peak memory of a workload in MiB, or a dash where it is not run at this length."""
     from sinklens import load_model
 
-    return load_model(model_name)
-
-
-def _peak(model_name: str, length: int, name: str) -> float | None:
-    model = _loaded(model_name)
+    model = load_model(model_name)
     if name not in workloads(model, length):
-        return None
-    workloads(model, 8)["forward"]()
+        return "–"
+    workloads(model, 8)[name]()  # imports and caches are not part of the peak
     _reset_peak()
     before = _peak_memory()
     workloads(model, length)[name]()
-    return _peak_memory() - before
-
-
-def _pattern_bytes(model_name: str, length: int) -> float:
-    model = _loaded(model_name)
-    return max(1, 1024 // length) * model.cfg.n_heads * length**2 * 4 / 2**20
+    return f"{_peak_memory() - before:.0f}"
 
 
 def _reset_peak() -> None:
@@ -58,3 +55,7 @@ def _peak_memory() -> float:
         return int(line.split()[1]) / 1024
     except (OSError, StopIteration):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    print(peak(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

@@ -17,7 +17,12 @@ MAPS_LENGTH = 512
 def tokens_of(model: Any, length: int) -> Tensor:
     """Batches of about 1024 tokens, so that every length does the same amount of work a pass."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(5, model.cfg.d_vocab, (max(1, 1024 // length), length), generator=generator)
+    return torch.randint(5, model.cfg.d_vocab, (rows_of(length), length), generator=generator)
+
+
+def rows_of(length: int) -> int:
+    """Sequences per batch."""
+    return max(1, 1024 // length)
 
 
 def workloads(model: Any, length: int) -> dict[str, Callable[[], object]]:

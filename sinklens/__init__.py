@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sinklens import metrics, viz
+    from sinklens.ablation import (
+        ablate_sinks,
+        drift_without_sinks,
+        sweep_sinks,
+    )
     from sinklens.analyzers.base import Analyzer, Setup
     from sinklens.analyzers.drift import DriftAnalyzer
     from sinklens.analyzers.drivers import DriversAnalyzer
@@ -20,9 +25,25 @@ if TYPE_CHECKING:
         HookNotFiredError,
         InputError,
         ModelLoadError,
+        NoEffectError,
         ResultFileError,
         SinklensError,
         UnsupportedAttentionError,
+    )
+    from sinklens.interventions import (
+        Intervention,
+        InterventionRecord,
+        SinkChoice,
+        densify_attention,
+        diagonalize_attention,
+        intervene,
+        mask_contributions,
+        mean_sink_values,
+        placebo,
+        remove_sink_attention,
+        scale_sink_values,
+        set_sink_mass,
+        zero_sink_values,
     )
     from sinklens.models.checks import check_model
     from sinklens.models.labels import token_labels
@@ -40,10 +61,20 @@ if TYPE_CHECKING:
         ModelCheck,
         Provenance,
     )
+    from sinklens.results.ablation import (
+        AblatedDrift,
+        AblationResult,
+        SweepResult,
+    )
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "sinklens.ablation": (
+        "ablate_sinks",
+        "drift_without_sinks",
+        "sweep_sinks",
+    ),
     "sinklens.analyzers.base": ("Analyzer", "Setup"),
     "sinklens.analyzers.drift": ("DriftAnalyzer",),
     "sinklens.analyzers.drivers": ("DriversAnalyzer",),
@@ -56,9 +87,25 @@ _HOME = {
         "HookNotFiredError",
         "InputError",
         "ModelLoadError",
+        "NoEffectError",
         "ResultFileError",
         "SinklensError",
         "UnsupportedAttentionError",
+    ),
+    "sinklens.interventions": (
+        "Intervention",
+        "InterventionRecord",
+        "SinkChoice",
+        "densify_attention",
+        "diagonalize_attention",
+        "intervene",
+        "mask_contributions",
+        "mean_sink_values",
+        "placebo",
+        "remove_sink_attention",
+        "scale_sink_values",
+        "set_sink_mass",
+        "zero_sink_values",
     ),
     "sinklens.models.checks": ("check_model",),
     "sinklens.models.labels": ("token_labels",),
@@ -76,11 +123,18 @@ _HOME = {
         "ModelCheck",
         "Provenance",
     ),
+    "sinklens.results.ablation": (
+        "AblatedDrift",
+        "AblationResult",
+        "SweepResult",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 _SUBPACKAGES = ("metrics", "viz")
 
 __all__ = [
+    "AblatedDrift",
+    "AblationResult",
     "Analyzer",
     "AttentionMaps",
     "DriftAnalyzer",
@@ -91,6 +145,8 @@ __all__ = [
     "HeadProfile",
     "HookNotFiredError",
     "InputError",
+    "Intervention",
+    "InterventionRecord",
     "KeyContributions",
     "KeysAnalyzer",
     "KindThresholds",
@@ -98,26 +154,42 @@ __all__ = [
     "MapsAnalyzer",
     "ModelCheck",
     "ModelLoadError",
+    "NoEffectError",
     "ProfileAnalyzer",
     "Provenance",
     "ResultFileError",
     "Setup",
+    "SinkChoice",
     "SinkRule",
     "SinklensError",
+    "SweepResult",
     "TokenBatch",
     "TokenBatches",
     "UnsupportedAttentionError",
+    "ablate_sinks",
     "attention_maps",
     "check_model",
+    "densify_attention",
+    "diagonalize_attention",
+    "drift_without_sinks",
     "head_profile",
+    "intervene",
     "load_model",
+    "mask_contributions",
+    "mean_sink_values",
     "metrics",
+    "placebo",
+    "remove_sink_attention",
     "report",
     "run",
+    "scale_sink_values",
+    "set_sink_mass",
     "sink_rule",
+    "sweep_sinks",
     "token_labels",
     "tokenize",
     "viz",
+    "zero_sink_values",
 ]
 
 

@@ -5,6 +5,7 @@ import functools
 import inspect
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sinklens import __version__
 from sinklens.errors import InputError, SinklensError
 
 app = typer.Typer(
@@ -25,6 +27,23 @@ Eps = Annotated[float, typer.Option(help="Threshold of the sink rate.")]
 ProfileOut = Annotated[
     Path | None, typer.Option("--out", "-o", help="A .safetensors result, or a .csv, .parquet or .json table.")
 ]
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"sinklens {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def _all_commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Measure what attention heads and their sinks really do, head by head."""
+
 
 # The options that every measurement has, in the order of the help page.
 SHARED: dict[str, tuple[Any, Any]] = {
@@ -166,7 +185,10 @@ def report_command(
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     eps: Eps = 0.3,
 ) -> None:
-    """Write an interactive HTML report: every head's sink, contributions and suppression, and a head picker."""
+    """Write an interactive HTML report.
+
+    Every head's sink, contributions and suppression, a scatter of all heads, and a head picker for one prompt.
+    """
     from sinklens.reports.demo_text import DEMO_PROMPT
     from sinklens.reports.report import report
     from sinklens.results.files import check_writable
@@ -184,7 +206,10 @@ def report_command(
 
 @_command("profile")
 def profile_command(request: Request, out: ProfileOut = None, eps: Eps = 0.3) -> None:
-    """Measure every head over the data; print a summary and the strongest sink heads, and save the profile."""
+    """Measure every head over a text.
+
+    Prints a summary and the strongest sink heads, and saves the profile or a table of it.
+    """
     from sinklens.analyzers.profile import head_profile
     from sinklens.results.files import check_table_suffix, check_writable, write_table
 
@@ -210,7 +235,10 @@ def check_command(
     name: Annotated[str | None, typer.Argument(help="The model; the same as --model.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv, .parquet or .json table.")] = None,
 ) -> None:
-    """Check layer by layer that attention decomposes and can be edited; exit code 1 where a layer is refused."""
+    """Check a model layer by layer.
+
+    Does attention decompose, and does an edit of it reach the logits? Exit code 1 where a layer is refused.
+    """
     from sinklens.models.checks import check_model
     from sinklens.results.files import check_table_suffix, check_writable, write_table
 
@@ -241,11 +269,11 @@ def _parse_layers(text: str | None) -> list[int] | None:
     """
     if text is None:
         return None
-    try:
-        bounds = [part.split("-") for part in text.split(",")]
-        return [layer for part in bounds for layer in range(int(part[0]), int(part[-1]) + 1)]
-    except ValueError:
-        raise InputError(f"--layers is {text!r}; expected numbers and ranges such as 0,3,10-15") from None
+    parts = [re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part) for part in text.split(",")]
+    bounds = [(int(part[1]), int(part[2] or part[1])) for part in parts if part]
+    if len(bounds) < len(parts) or any(first > last for first, last in bounds):
+        raise InputError(f"--layers is {text!r}; expected numbers and ranges such as 0,3,10-15")
+    return [layer for first, last in bounds for layer in range(first, last + 1)]
 
 
 def _shown(table: Any, number: str) -> str:

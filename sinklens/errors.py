@@ -21,6 +21,10 @@ class HookNotFiredError(SinklensError):
     """A hook that was asked for did not fire exactly once in a forward pass."""
 
 
+class NoEffectError(SinklensError):
+    """An edit changed nothing, although it should have; a result of it would be the unedited model's."""
+
+
 class ResultFileError(SinklensError):
     """A result file is missing, unreadable, of another kind, or cannot be written."""
 

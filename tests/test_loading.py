@@ -377,7 +377,7 @@ def test_smollm2_knows_its_facts_and_agrees_with_transformers(backend: str) -> N
     tokens = torch.tensor([[1, *model.tokenizer("The capital of France is", add_special_tokens=False)["input_ids"]]])
     logits = model(tokens)
     assert model.tokenizer.decode(logits[0, -1].argmax()) == " Paris"
-    assert (model.cfg.n_layers, model.cfg.n_heads, model.cfg.model_name) == (30, 9, "smollm2-135m")
+    assert (model.cfg.n_layers, model.cfg.n_heads, model.cfg.model_name) == (30, 9, "smollm2-135m-instruct-q4_1")
     original = AutoModelForCausalLM.from_pretrained(smollm2.smollm2_source(), attn_implementation="eager")
     with torch.no_grad():
         torch.testing.assert_close(logits, original(tokens).logits, atol=1e-4, rtol=1e-4)

@@ -236,7 +236,7 @@ def test_saved_maps_come_back(tmp_path: Path) -> None:
         assert torch.equal(again.metric(metric), maps.metric(metric))
     assert (again.tokens, again.token_ids, again.layers) == (maps.tokens, maps.token_ids, maps.layers)
     assert (again.sink_positions, again.provenance) == (maps.sink_positions, maps.provenance)
-    with pytest.raises(sl.ResultFileError, match="does not hold a HeadProfile"):
+    with pytest.raises(sl.ResultFileError, match="does not hold the result HeadProfile"):
         sl.HeadProfile.load(tmp_path / "maps.safetensors")
 
 

@@ -1,5 +1,6 @@
 """Attention maps of one prompt: every importance metric of every head."""
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -83,6 +84,7 @@ class MapsAnalyzer(Analyzer):
         """Start without a layer."""
         self.layers = setup.layers
         self.tensors: dict[str, Tensor] = {}
+        self._done: set[int] = set()
         self.sinks: set[int] = set()
         self.tokens: Tensor | None = None
 
@@ -92,8 +94,9 @@ class MapsAnalyzer(Analyzer):
         Raises:
             InputError: the batch holds more than one sequence.
         """
-        if len(attention.tokens) != 1:
-            raise InputError(f"maps are of one prompt; got a batch of {len(attention.tokens)}. Pass one text")
+        if len(attention.tokens) != 1 or attention.index in self._done:
+            raise InputError("maps are of one prompt; got several. Pass one text, or call attention_maps for each")
+        self._done.add(attention.index)
         for name, tensor in layer_maps(attention).items():
             if name not in self.tensors:
                 self.tensors[name] = torch.empty(len(self.layers), *tensor.shape, dtype=tensor.dtype)
@@ -203,6 +206,10 @@ def _maps_from_cache(
 ) -> AttentionMaps:
     attention = ModelAttention(model, layers)
     reader = LayerReader(attention, sink_rule(sink))
+    if tokens is None and reader.sink.kind == "token":
+        raise InputError(f"sink {reader.sink.describe()!r} needs the prompt's ids; pass tokens= of the cache")
+    if tokens is not None and not isinstance(tokens, Tensor):
+        raise InputError(f"tokens is a {type(tokens).__name__}; expected the tensor of ids that made the cache")
     length = _cached_length(attention, cache)
     ids = torch.zeros(1, length, dtype=torch.long) if tokens is None else tokens.reshape(1, -1).cpu()
     if ids.shape[1] != length:
@@ -213,9 +220,9 @@ def _maps_from_cache(
     with torch.no_grad():
         for index, layer in enumerate(attention.layers):
             reader.replay(index, layer, ids, cache, analyzer.update)
-    return analyzer.result(
-        describe(attention, reader.sink, context_length=length, n_documents=1, n_sequences=1, n_tokens=length)
-    )
+    provenance = describe(attention, reader.sink, context_length=length, n_documents=1, n_sequences=1, n_tokens=length)
+    maps = analyzer.result(provenance)
+    return maps if tokens is not None else dataclasses.replace(maps, token_ids=())
 
 
 def _cached_length(attention: ModelAttention, cache: Any) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -10,10 +11,11 @@ from torch import Tensor
 from sinklens.analyzers.means import MeansAnalyzer, Quantities
 from sinklens.analyzers.run import run
 from sinklens.analyzers.sink_terms import at_sinks, own_value, sink_term, values_as_read
+from sinklens.errors import InputError
 from sinklens.metrics.contributions import degenerate, inter_directions
 from sinklens.metrics.patterns import Entropy, previous_attention, row_entropy, self_attention
 from sinklens.metrics.sinks import attention_on
-from sinklens.metrics.suppression import alpha_star, is_interior, split_output
+from sinklens.metrics.suppression import split_output
 from sinklens.metrics.values import cosine, mean_value, sink_alignment, sink_mask, value_drain
 from sinklens.models.layer import LayerAttention
 from sinklens.models.sinks import Sink, SinkRule
@@ -37,7 +39,11 @@ class ProfileAnalyzer(MeansAnalyzer):
     kept = HeadProfile
 
     def __init__(self, eps: float = 0.3, entropy: Entropy = "collision", thresholds: KindThresholds | None = None):
-        self.eps = eps
+        if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 <= eps < 1:
+            raise InputError(f"eps is {eps!r}; expected a threshold of attention in 0 to 1, below 1")
+        if entropy not in ("collision", "shannon"):
+            raise InputError(f"entropy is {entropy!r}; expected 'collision' or 'shannon'")
+        self.eps = float(eps)
         self.entropy: Entropy = entropy
         self.thresholds = thresholds or KindThresholds()
 
@@ -90,7 +96,16 @@ class ProfileAnalyzer(MeansAnalyzer):
         return found, (attention.queries.any(-1) & is_sink.any(-1)).unsqueeze(-1)
 
     def result(self, provenance: Provenance) -> HeadProfile:
-        """The profile of all batches."""
+        """The profile of all batches.
+
+        Raises:
+            InputError: no sequence has a sink with a token after it, so that nothing was measured.
+        """
+        if not self._counts.any() and not provenance.sink.startswith("detect"):
+            raise InputError(
+                f"sink {provenance.sink!r} was found in none of {provenance.n_sequences} sequences with a token after it; "
+                "choose another sink, or longer text"
+            )
         conventions = {"eps": self.eps, "entropy": self.entropy}
         provenance = dataclasses.replace(provenance, conventions=conventions)
         return HeadProfile(self.sums, self.counts, self.layers, provenance, self.eps, self.thresholds)
@@ -142,13 +157,11 @@ def _suppression(
 ) -> tuple[Quantities, Tensor]:
     sink_value, known = _sink_value(attention, term, mass)
     mixture = split_output(output, term, mass, sink_value)
-    products = mixture.sink_squared, mixture.inner, mixture.other_squared
-    alpha = alpha_star(*products)
-    defined = mixture.defined & known & ~alpha.isnan() & ~degenerate(mixture.other_squared)
+    defined = mixture.defined & known & ~degenerate(mixture.other_squared)
     other_norm = mixture.other_squared.sqrt()
     found = {
-        "alpha_star": alpha,
-        "interior_fraction": is_interior(*products).to(mass.dtype),
+        "alpha_star": mixture.alpha_star,
+        "interior_fraction": ((mixture.alpha_star > 0) & (mixture.alpha_star < 1)).to(mass.dtype),
         "suppression": squared.sqrt() / other_norm,
         "other_norm": other_norm,
         "sink_squared": mixture.sink_squared,

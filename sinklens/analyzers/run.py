@@ -1,9 +1,10 @@
 """Any number of analyzers in one forward pass over any amount of text."""
 
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from sinklens.analyzers.base import Analyzer, Setup
 from sinklens.errors import InputError
@@ -45,7 +46,9 @@ def run(
         HookNotFiredError: a hook that was asked for did not fire exactly once.
         UnsupportedAttentionError: a layer does not decompose into attention times values.
     """
+    _check_analyzers(analyzers)
     attention = ModelAttention(model, layers)
+    attention.require_no_dropout()
     batches = _batches(model, texts, tokenization)
     reader = LayerReader(attention, sink_rule(sink), [hook for analyzer in analyzers for hook in analyzer.hooks])
     warn_once(attention.name, attention.frame)
@@ -57,15 +60,33 @@ def run(
         for analyzer in analyzers:
             analyzer.update(view)
 
-    with tqdm(disable=not progress, unit=" sequences", desc=attention.name, leave=False) as bar:
+    # Layers, not batches: a short text is one batch, and a bar that stands still says nothing.
+    with tqdm(disable=not progress, unit=" layers", desc=attention.name, leave=False) as bar:
         for batch in batches:
-            reader.read(batch.tokens, batch.mask, receive)
-            bar.update(len(batch.tokens))
+            bar.total = None if batches.total is None else batches.total * len(attention.layers)
+            reader.read(batch.tokens, batch.mask, lambda view: (receive(view), bar.update()))
     provenance = describe(attention, reader.sink, **_counts(batches))
     return [analyzer.result(provenance) for analyzer in analyzers]
 
 
+def _check_analyzers(analyzers: Sequence[Analyzer]) -> None:
+    is_list = isinstance(analyzers, Sequence) and len(analyzers) > 0
+    if not is_list or not all(isinstance(analyzer, Analyzer) for analyzer in analyzers):
+        raise InputError(
+            f"analyzers is {analyzers!r}; expected a list of one or more analyzer objects such as [ProfileAnalyzer()]"
+        )
+    if len({id(analyzer) for analyzer in analyzers}) < len(analyzers):
+        raise InputError("one analyzer object stands twice in the list, and would count everything twice; make two")
+    for analyzer in analyzers:
+        if isinstance(analyzer.hooks, str):
+            raise InputError(f"hooks of {type(analyzer).__name__} is a string; expected a tuple of hook templates")
+
+
 def _batches(model: Any, texts: Any, tokenization: dict[str, Any]) -> TokenBatches:
+    known = inspect.signature(tokenize).parameters
+    unknown = [name for name in tokenization if name not in known]
+    if unknown:
+        raise InputError(f"unknown argument {unknown[0]!r}; beside its own there are {', '.join(list(known)[2:])}")
     if not isinstance(texts, TokenBatches):
         return tokenize(model, texts, **tokenization)
     if tokenization:
@@ -78,7 +99,8 @@ def _batches(model: Any, texts: Any, tokenization: dict[str, Any]) -> TokenBatch
 def describe(attention: ModelAttention, sink: SinkRule, **counts: Any) -> Provenance:
     """The provenance of a run: the model, how sinks were chosen, and what was counted."""
     return Provenance(
-        model_name=attention.name, backend=attention.backend, frame=attention.frame, dtype=attention.dtype,
+        model_name=attention.name,
+        weights=attention.checksum, backend=attention.backend, frame=attention.frame, dtype=attention.dtype,
         sink=sink.describe(), **counts,
     )  # fmt: skip
 

@@ -14,17 +14,20 @@ from sinklens.axes import HeadOutput, PerQuery
 
 # Below this, float32 leaves 1 - a with less than about two digits, and the mixture of the others with none.
 DEGENERATE_REST = 1e-5
+# Below this share of ||ṽ_s||² + ||ō||², ||ṽ_s - ō||² is rounding, and so is the place of the least norm.
+DEGENERATE_GAP = 1e-4
 
 Scalars = Float[Tensor, "*rows"]
 SinkValue = Float[Tensor, "batch #query head d_head"]
 
 
 class Mixture(NamedTuple):
-    """The three inner products of the sink's value with the mixture of the other tokens, and which rows have one."""
+    """The inner products of the sink's value with the mixture of the others, the mass of least norm, and which rows have them."""
 
     sink_squared: PerQuery
     inner: PerQuery
     other_squared: PerQuery
+    alpha_star: PerQuery
     defined: Bool[Tensor, "batch head query"]
 
 
@@ -42,7 +45,8 @@ def split_output(
         sink_value: ``ṽ_s``, one for all queries or one each, where it is known apart from ``a``; else ``sink_term / a``.
 
     Returns:
-        A :class:`Mixture`; rows with ``1 - a <= 1e-5`` or without attention on a sink are not ``defined`` and hold 0.
+        A :class:`Mixture`. Not ``defined`` are rows with ``1 - a <= 1e-5``, without attention on a sink, or where the sink's
+        value and the mixture coincide up to rounding.
 
     Example:
         >>> output, sink_term = torch.full((1, 1, 1, 1), 3.0), torch.full((1, 1, 1, 1), -1.0)
@@ -62,8 +66,16 @@ def split_output(
     def product(left: Tensor, right: Tensor) -> Tensor:
         return (left * right).sum(-1).masked_fill(~defined, 0.0).transpose(1, 2)
 
-    products = product(sink_value, sink_value), product(sink_value, others), product(others, others)
-    return Mixture(*products, defined.transpose(1, 2))
+    gap = others - sink_value
+    sink_squared, inner, other_squared = (
+        product(sink_value, sink_value), product(sink_value, others), product(others, others)
+    )  # fmt: skip
+    gap_squared = product(gap, gap)
+    apart = gap_squared > DEGENERATE_GAP * (sink_squared + other_squared)
+    alpha = product(others, gap) / gap_squared.masked_fill(~apart, 1.0)
+    return Mixture(
+        sink_squared, inner, other_squared, alpha.masked_fill(~apart, 0.0), defined.transpose(1, 2) & apart
+    )  # fmt: skip
 
 
 def norm_curve(
@@ -98,14 +110,16 @@ def alpha_star(sink_squared: Scalars, inner: Scalars, other_squared: Scalars) ->
         other_squared: ``||ō||²``.
 
     Returns:
-        The same shape, not clipped to 0 to 1: outside of it the norm is least at an end. NaN where ``ṽ_s = ō``.
+        The same shape, not clipped to 0 to 1: outside of it the norm is least at an end. NaN where ``ṽ_s`` and ``ō``
+        coincide up to rounding.
 
     Example:
         >>> alpha_star(torch.tensor(1.0), torch.tensor(0.0), torch.tensor(3.0)).item()
         0.75
     """
     distance = sink_squared + other_squared - 2 * inner
-    return (other_squared - inner) / distance.masked_fill(distance <= 0, float("nan"))
+    undefined = distance <= DEGENERATE_GAP * (sink_squared + other_squared)
+    return (other_squared - inner) / distance.masked_fill(undefined, float("nan"))
 
 
 def is_interior(sink_squared: Scalars, inner: Scalars, other_squared: Scalars) -> Bool[Tensor, "*rows"]:

@@ -1,5 +1,6 @@
 """A model's attention: which layers have one that sinklens can read, their weights and what each query may see."""
 
+import operator
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -67,6 +68,12 @@ class ModelAttention:
         return describe_frame(self.model, self.module(first), self.output_weights(first)[0])
 
     @cached_property
+    def checksum(self) -> str:
+        """Sum of squares of the output weights of the first and the last layer, to six digits."""
+        ends = dict.fromkeys((self.layers[0], self.layers[-1]))
+        return " ".join(f"{self.output_weights(layer)[0].square().sum().item():.6g}" for layer in ends)
+
+    @cached_property
     def is_causal(self) -> bool:
         """Whether later keys are hidden."""
         if str(getattr(self.model.cfg, "attention_dir", "causal") or "causal") != "causal":
@@ -80,6 +87,22 @@ class ModelAttention:
     def device(self) -> torch.device:
         """Where token ids go."""
         return next(iter(self.model.parameters())).device
+
+    def require_no_dropout(self) -> None:
+        """Refuse a model whose outputs are random: in training mode, with dropout.
+
+        Raises:
+            InputError: say ``model.eval()`` first.
+        """
+        if not getattr(self.model, "training", False):
+            return
+        modules = list(self.model.modules())
+        rates = [module.p for module in modules if isinstance(module, torch.nn.Dropout)]
+        rates += [getattr(module, "attention_dropout", 0.0) for module in modules]
+        if any(isinstance(rate, float) and rate > 0 for rate in rates):
+            raise InputError(
+                f"{self.name} is in training mode with dropout, so its numbers are random; call model.eval()"
+            )
 
     def module(self, layer: int) -> Any:
         """The attention module of a layer."""
@@ -157,15 +180,23 @@ def _chosen(available: Sequence[int], skipped: dict[int, str], layers: Iterable[
         return tuple(available)
     if not isinstance(layers, Iterable) or isinstance(layers, str):
         raise InputError(f"layers is {layers!r}; expected a list of layer numbers such as [0, 1], or None for all")
-    chosen = tuple(dict.fromkeys(layers))
+    chosen = tuple(dict.fromkeys(_whole_number(layer) for layer in layers))
     for layer in chosen:
         if layer in skipped:
             raise InputError(f"layer {layer}: {skipped[layer]}; the layers here are {describe_numbers(available)}")
-        if isinstance(layer, bool) or layer not in available:
+        if type(layer) is not int or layer not in available:
             raise InputError(f"no layer {layer!r}; the layers here are {describe_numbers(available)}")
     if not chosen:
         raise InputError(f"no layer was chosen; pass at least one of {describe_numbers(available)}, or None for all")
     return tuple(sorted(chosen))
+
+
+def _whole_number(layer: Any) -> Any:
+    """A layer number as a plain int, also from numpy or a tensor, or as it is for the message to show."""
+    try:
+        return layer if isinstance(layer, bool) else operator.index(layer)
+    except TypeError:
+        return layer
 
 
 def _original(module: Any) -> Any:

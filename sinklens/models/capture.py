@@ -15,7 +15,7 @@ from sinklens.models.factors import cached_head_factor
 from sinklens.models.hook_names import GATE, PATTERN, VALUE, Z, at_layer
 from sinklens.models.layer import LayerAttention, LayerWeights, at_least_float32
 from sinklens.models.sinks import SinkRule
-from sinklens.models.verify import Identities, compare, layout_failure
+from sinklens.models.verify import SAMPLED_QUERIES, Identities, compare, layout_failure
 
 Hook = tuple[str, Callable[..., Any]]
 
@@ -79,9 +79,11 @@ class LayerReader:
         sink: SinkRule,
         extra_hooks: Sequence[str] = (),
         on_failure: Callable[[int, str], object] | None = None,
+        sampled: int | None = SAMPLED_QUERIES,
     ):
         self.attention = attention
         self.on_failure = on_failure
+        self.sampled = sampled
         self.sink = sink
         self.extra_hooks = tuple(dict.fromkeys(extra_hooks))
         self.identities: dict[int, Identities] = {}
@@ -171,7 +173,7 @@ class LayerReader:
             UnsupportedAttentionError: a layer does not decompose.
         """
         gain = post_norm_gain(self.attention, view.layer)
-        identities = compare(view, outputs, self.attention.dtype, gain)
+        identities = compare(view, outputs, self.attention.dtype, gain, self.sampled)
         self.identities[view.layer] = identities
         self.require(view.layer, identities.failure)
 

@@ -41,7 +41,7 @@ def check_model(model: Any, text: Any = None) -> ModelCheck:
     tokens = _prompt(model, text)
     failures: dict[int, str] = {}
     views: dict[int, LayerAttention] = {}
-    reader = LayerReader(attention, sink_rule("first"), on_failure=failures.setdefault)
+    reader = LayerReader(attention, sink_rule("first"), on_failure=failures.setdefault, sampled=None)
     mask = torch.ones_like(tokens, dtype=torch.bool)
 
     def remember(view: LayerAttention) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sinklens.axes import Factor, OutputWeight
+from sinklens.errors import UnsupportedAttentionError
 from sinklens.metrics.head_space import head_factor
 
 # By attention module. Small beside the weights: d_head numbers for every d_model of them.
@@ -26,9 +27,16 @@ def cached_head_factor(module: Any, W_O: OutputWeight) -> Factor:
 
     Returns:
         ``[head, d_head, d_head]``.
+
+    Raises:
+        UnsupportedAttentionError: the weights are not finite.
     """
     kept = _FACTORS.get(module)
     if kept is None or kept.shape[:2] != W_O.shape[:2] or kept.device != W_O.device or not _still_fits(kept, W_O):
+        if not bool(torch.isfinite(W_O).all()):
+            raise UnsupportedAttentionError(
+                "W_O holds numbers that are not finite; load the model again or mend its weights"
+            )
         kept = head_factor(W_O)
         _FACTORS[module] = kept
     return kept

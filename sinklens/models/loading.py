@@ -69,8 +69,8 @@ def load_model(
             f"{name}: the checkpoint lacks weights that the architecture needs, so they would be random. "
             "Get a complete copy."
         )
-    is_own_folder = name != smollm2.NAME and Path(source).is_dir()
-    model.cfg.model_name = Path(source).resolve().name if is_own_folder else str(name)
+    # a folder by its own name: SmolLM2 from the package and from the hub are two models, and results must say which
+    model.cfg.model_name = Path(source).resolve().name if Path(source).is_dir() else source
     model.eval()
     model.requires_grad_(False)
     return model

@@ -1,5 +1,6 @@
 """How sinks are chosen: the first real token, a token id, explicit positions, or detection."""
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -108,15 +109,27 @@ def sink_rule(sink: "Sink | SinkRule" = "first", threshold: float = 0.3) -> Sink
     if sink == "first":
         return SinkRule("first")
     try:
-        if isinstance(sink, str) and sink.startswith("detect"):
-            _, _, own = sink.partition(":")
-            return SinkRule("detect", threshold=float(own) if own else threshold)
-        if isinstance(sink, str) and sink.startswith("token:"):
-            return SinkRule("token", (int(sink.removeprefix("token:")),))
-        parts = sink.split(",") if isinstance(sink, str) else [sink] if isinstance(sink, int) else list(sink)
-        numbers = tuple(sorted({int(part) for part in parts}))
+        rule = _written_rule(sink, threshold) if isinstance(sink, str) else _position_rule(sink)
     except (TypeError, ValueError):
-        numbers = ()
-    if not numbers or numbers[0] < 0:
-        raise InputError(f"sink is {sink!r}; expected 'first', 'detect', 'token:ID' or positions such as 0 or '0,3'")
-    return SinkRule("positions", numbers)
+        rule = None
+    if rule is None or min(rule.numbers, default=0) < 0 or not 0 < rule.threshold < 1:
+        raise InputError(
+            f"sink is {sink!r}; expected 'first', 'detect', 'detect:0.5', 'token:ID' or positions such as 0 or '0,3'"
+        )
+    return rule
+
+
+def _written_rule(sink: str, threshold: float) -> SinkRule:
+    kind, _, own = sink.partition(":")
+    if kind == "detect":
+        return SinkRule("detect", threshold=float(own) if own else threshold)
+    if kind == "token":
+        return SinkRule("token", (int(own),))
+    return SinkRule("positions", tuple(sorted({int(part) for part in sink.split(",")})))
+
+
+def _position_rule(sink: int | Sequence[int]) -> SinkRule | None:
+    given = [sink] if isinstance(sink, int) else list(sink)
+    if not given or any(isinstance(position, bool) for position in given):
+        return None
+    return SinkRule("positions", tuple(sorted({operator.index(position) for position in given})))

@@ -17,6 +17,7 @@ from sinklens.errors import InputError
 
 JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
 FILE_SUFFIXES = (".txt", *JSON_LINES_SUFFIXES)
+LONGEST_PATH = 1024
 DATASET_PREFIX = "hf:"
 
 Document = str | Int[Tensor, " position"]
@@ -73,7 +74,10 @@ def is_file_name(texts: object) -> TypeGuard[str | os.PathLike[str]]:
         return True
     if not isinstance(texts, str) or "\n" in texts:
         return False
-    return texts.lower().endswith((*FILE_SUFFIXES, ".json"))
+    if len(texts) > LONGEST_PATH:
+        return False
+    # a path that exists is never meant as a text to measure, whatever its suffix
+    return texts.lower().endswith((*FILE_SUFFIXES, ".json")) or (os.sep in texts and os.path.exists(texts))
 
 
 def is_dataset_name(texts: object) -> TypeGuard[str]:
@@ -166,6 +170,8 @@ def _parse_line(line: str, place: str) -> Any:
         raise InputError(
             f"{place} is not valid JSON: {error.msg} at column {error.colno}. Mend or remove the line."
         ) from error
+    except ValueError as error:  # a number with too many digits
+        raise InputError(f"{place} cannot be read: {_first_line(error)}. Mend or remove the line.") from error
     except RecursionError as error:
         raise InputError(f"{place} is nested too deeply to be read. Mend or remove the line.") from error
 
@@ -221,7 +227,7 @@ def _documents_in_memory(texts: Any, attention_mask: Tensor | None) -> list[Docu
         return [texts]
     if isinstance(texts, Tensor):
         return _tensor_rows(texts, attention_mask)
-    if not isinstance(texts, Sequence):
+    if not isinstance(texts, Sequence) or isinstance(texts, (bytes, bytearray)):
         raise InputError(
             f"texts is a {type(texts).__name__}; expected a string, a list of strings, an int tensor "
             "[document, position], "

@@ -29,7 +29,8 @@ class DriftProfile(HeadMeans):
         table = self.to_dataframe()
         rank = table["output_norm"].rank(method="first").to_numpy()
         quartile = pd.Series(((rank - 1) * 4 // len(rank)).astype(int) + 1, name="quartile")
-        return table.drop(columns=["layer", "head"]).groupby(quartile).mean().reset_index()
+        means = table.drop(columns=["layer", "head"]).groupby(quartile).mean()
+        return pd.DataFrame(means).reset_index()
 
     def __repr__(self) -> str:
         falls = self.mean("cone_without") - self.mean("cone_with")

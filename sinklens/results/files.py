@@ -106,8 +106,12 @@ def save_tensors(
         The path.
 
     Raises:
-        ResultFileError: it cannot be written.
+        ResultFileError: the suffix is not ``.safetensors``, or the file cannot be written.
     """
+    if Path(path).suffix != ".safetensors":
+        raise ResultFileError(
+            f"cannot save {path}: results are kept as .safetensors; write tables with .to_dataframe()"
+        )
     header = {"sinklens": json.dumps({"kind": kind, "format": FORMAT, **metadata})}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return write_whole(path, lambda target: save_file(plain, target, metadata=header))
@@ -129,13 +133,14 @@ def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
         raise ResultFileError(f"no file {path}; check the path")
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = json.loads((file.metadata() or {})["sinklens"])
+            metadata = dict(json.loads((file.metadata() or {})["sinklens"]))
+            found, written = metadata.pop("kind"), int(metadata.pop("format"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 -- not a dict
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise ResultFileError(f"{path} is no sinklens result: {error}; save it with .save(path)") from error
-    if metadata.pop("kind") != kind:
-        raise ResultFileError(f"{path} does not hold a {kind}; load it with the class that saved it")
-    if metadata.pop("format") > FORMAT:
+    if found != kind:
+        raise ResultFileError(f"{path} does not hold the result {kind}; load it with the class that saved it")
+    if written > FORMAT:
         raise ResultFileError(f"{path} was written by a newer sinklens; upgrade sinklens to read it")
     return tensors, metadata
 

@@ -73,6 +73,8 @@ class HeadMeans:
         Raises:
             InputError: the two differ in the model, the layers, the thresholds or the conventions.
         """
+        if type(self) is not type(other):
+            raise InputError(f"cannot merge a {type(self).__name__} with a {type(other).__name__}")
         mine, theirs = (self.layers, self._settings()), (other.layers, other._settings())
         if mine != theirs:
             raise InputError(f"cannot merge results with other layers or thresholds: {mine} here, {theirs} there")
@@ -133,5 +135,5 @@ class HeadMeans:
 
 def _plain(result: HeadMeans) -> dict[str, Any]:
     fields: dict[str, Any] = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-    nested = {name: value for name, value in fields.items() if dataclasses.is_dataclass(value)}
+    nested: dict[str, Any] = {name: value for name, value in fields.items() if dataclasses.is_dataclass(value)}
     return fields | {name: dataclasses.asdict(value) for name, value in nested.items()}

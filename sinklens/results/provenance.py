@@ -48,6 +48,7 @@ class Provenance:
         sink: how sinks were chosen.
         conventions: thresholds and names of conventions that numbers depend on.
         seed: of whatever is random, or None.
+        weights: a short checksum of the output weights, so that models of one name and other weights are told apart.
         versions: of the packages that a number depends on.
 
     Example:
@@ -69,6 +70,7 @@ class Provenance:
     sink: str = "first"
     conventions: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
+    weights: str = ""
     versions: Mapping[str, str] = field(default_factory=package_versions)
 
     def merge(self, other: "Provenance") -> "Provenance":

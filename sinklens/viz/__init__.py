@@ -3,6 +3,7 @@
 In a notebook, the figure as the last line of a cell is shown; ``figure.write_html(path)`` keeps one.
 """
 
+from sinklens.viz.ablation import ablation_effects, ablation_map, sweep_effects, sweep_norms
 from sinklens.viz.curves import strongest_sink_heads, suppression_curves
 from sinklens.viz.heads import head_map, head_maps, layer_lines
 from sinklens.viz.maps import attention_heatmaps, token_contributions
@@ -12,6 +13,8 @@ from sinklens.viz.theme import Theme, template
 
 __all__ = [
     "Theme",
+    "ablation_effects",
+    "ablation_map",
     "attention_heatmaps",
     "check_size",
     "figure_bytes",
@@ -21,6 +24,8 @@ __all__ = [
     "layer_lines",
     "strongest_sink_heads",
     "suppression_curves",
+    "sweep_effects",
+    "sweep_norms",
     "template",
     "token_contributions",
 ]

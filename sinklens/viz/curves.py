@@ -86,7 +86,8 @@ def suppression_curves(
         title="Output norm against the mass on the sink",
         height=440,
         xaxis={"title": "Mass on the sink α", "range": [-0.01, 1.01], "zeroline": False},
-        yaxis={"title": unit, "rangemode": "tozero"},
+        # Curves of strong sinks differ near their minimum only, where a linear axis lays them on top of each other.
+        yaxis={"title": f"{unit}, log scale", "type": "log"},
         legend={"itemclick": "toggle", "groupclick": "togglegroup"},
     )
     return figure

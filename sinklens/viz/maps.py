@@ -99,7 +99,7 @@ def token_contributions(
     maps: AttentionMaps,
     layer: int,
     head: int,
-    query: int,
+    query: int | None = None,
     metrics: Sequence[str] = ("attention", "intra", "inter"),
     *,
     theme: Theme = "light",
@@ -110,7 +110,7 @@ def token_contributions(
         maps: from :func:`sinklens.attention_maps`.
         layer: the model's own number.
         head: query head.
-        query: position of the query; negative counts from the end.
+        query: position of the query; negative counts from the end, None is the last.
         metrics: names in :data:`sinklens.results.METRICS`.
         theme: ``"light"`` or ``"dark"``.
 
@@ -128,6 +128,7 @@ def token_contributions(
     """
     one, length = maps.layer(layer), len(maps.tokens)
     check_head(maps.n_heads, head)
+    query = length - 1 if query is None else query
     if not -length <= query < length:
         raise InputError(f"no query {query}; the queries are 0 to {length - 1}")
     query %= length

@@ -39,7 +39,7 @@ _QUANTITIES = (
         "sink_mass",
         "Attention on the sink",
         "sequential",
-        "The stronger the colour, the more of its attention the head sends to the sink, averaged over "
+        "The more a cell stands out from the page, the more of its attention the head sends to the sink, averaged over "
         "the queries after it.",
         share=True,
     ),
@@ -89,7 +89,7 @@ _QUANTITIES = (
         "self_mass",
         "Attention on itself",
         "sequential",
-        "The stronger the colour, the more the head attends to the query's own token.",
+        "The more a cell stands out from the page, the more the head attends to the query's own token.",
         share=True,
     ),
     Quantity(
@@ -103,21 +103,21 @@ _QUANTITIES = (
         "previous_mass",
         "Attention on the previous token",
         "sequential",
-        "The stronger the colour, the more the head attends to the token before the query.",
+        "The more a cell stands out from the page, the more the head attends to the token before the query.",
         share=True,
     ),
     Quantity(
         "entropy",
         "Row entropy",
         "sequential",
-        "The stronger the colour, the more the head spreads its attention: 0 is one key, 1 is all visible keys alike.",
+        "The more a cell stands out, the more the head spreads its attention: 0 is one key, 1 is all visible keys alike.",
         share=True,
     ),
     Quantity(
         "learned_sink_mass",
         "Mass on a learned sink",
         "sequential",
-        "The stronger the colour, the more mass on a learned null key; 0 throughout in models without one.",
+        "The more a cell stands out from the page, the more mass on a learned null key; 0 throughout in models without one.",
         share=True,
     ),
     Quantity(
@@ -156,7 +156,7 @@ _QUANTITIES = (
         "interior_fraction",
         "Share of queries with 0 < α* < 1",
         "sequential",
-        "The stronger the colour, the more queries whose output a sink mass between 0 and 1 makes shortest.",
+        "The more a cell stands out from the page, the more queries whose output a sink mass between 0 and 1 makes shortest.",
         share=True,
         limits=(0.0, 1.0),
     ),

@@ -200,6 +200,10 @@
     event.preventDefault();
     moves[event.key]();
   });
+  // A click on the charts moves the focus there, so that the arrow keys do what the caption says.
+  document.getElementById("picker").addEventListener("click", (event) => {
+    if (!event.target.closest("select, input, button, label, a")) plot.focus({ preventScroll: true });
+  });
   let width = plot.clientWidth;
   window.addEventListener("resize", () => {
     if (plot.clientWidth === width) return;
