@@ -16,7 +16,7 @@ from sinklens.metrics.contributions import degenerate, inter_directions
 from sinklens.metrics.patterns import Entropy, previous_attention, row_entropy, self_attention
 from sinklens.metrics.sinks import attention_on
 from sinklens.metrics.suppression import split_output
-from sinklens.metrics.values import cosine, mean_value, sink_alignment, sink_mask, value_drain
+from sinklens.metrics.values import cosine, mean_value, sink_mask, value_drain
 from sinklens.models.layer import LayerAttention
 from sinklens.models.sinks import Sink, SinkRule
 from sinklens.results.head_profile import HeadProfile, KindThresholds
@@ -80,15 +80,15 @@ class ProfileAnalyzer(MeansAnalyzer):
         received = (attention.queries | is_sink).unsqueeze(1).to(mass.dtype)
         mean = (mass * received).sum(-1) / received.sum(-1)
         values = values_as_read(attention)
-        sink_value = mean_value(values, is_sink).unsqueeze(1)
-        angles = torch.where(others.unsqueeze(-1), cosine(values, sink_value), 0.0).transpose(1, 2)
+        sink_value = mean_value(values, is_sink)
+        angles = torch.where(others.unsqueeze(-1), cosine(values, sink_value.unsqueeze(1)), 0.0).transpose(1, 2)
         norms = values.norm(dim=-1).transpose(1, 2)
         n_others = others.sum(-1, keepdim=True)
         found = {
             "received": mean,
             "sample_rate": (mean > self.eps).to(mean.dtype),
             "sink_value_ratio": value_drain(norms, is_sink, attention.mask),
-            "sink_alignment": sink_alignment(values, is_sink, attention.mask),
+            "sink_alignment": cosine(sink_value, mean_value(values, others)),
             "sink_cosine": angles.sum(-1) / n_others,
             "value_norm": (norms * others.unsqueeze(1)).sum(-1) / n_others,
             "sink_value_norm": (norms * is_sink.unsqueeze(1)).sum(-1) / is_sink.sum(-1, keepdim=True),
@@ -121,7 +121,7 @@ def _learned_sink_mass(attention: LayerAttention) -> Tensor:
 def _contributions(attention: LayerAttention, on_sink: Tensor, mass: Tensor) -> tuple[Quantities, dict[str, Tensor]]:
     """Contributions of the sink and of the query's own token, and what the sink does to the output's norm."""
     output, term = attention.head_output, sink_term(attention, on_sink)
-    squared = output.square().sum(-1).transpose(1, 2)
+    squared = output.norm(dim=-1).square().transpose(1, 2)
     intra_defined = ~degenerate(squared)
     safe = squared.masked_fill(~intra_defined, 1.0)
     own = (output * own_value(attention)).sum(-1).transpose(1, 2) * self_attention(attention.pattern)
@@ -140,7 +140,7 @@ def _contributions(attention: LayerAttention, on_sink: Tensor, mass: Tensor) -> 
 def _sink_inter(attention: LayerAttention, on_sink: Tensor) -> tuple[Tensor, Tensor]:
     """``Σ_s A_is <o_i, ṽ_s> / ||o_i||²``: the sinks' values are projected, not every query's output."""
     output, W_O = attention.output, attention.W_O
-    squared = output.square().sum(-1).unsqueeze(1)
+    squared = output.norm(dim=-1).square().unsqueeze(1)
     defined = ~degenerate(squared)
     sink_value = at_sinks(attention.head_value, attention.sink)
     if attention.gate is None:

@@ -58,24 +58,17 @@ def split_output(
     rest = 1 - mass
     has_value = sink_value is not None
     defined = (rest > DEGENERATE_REST) & (torch.ones_like(mass, dtype=torch.bool) if has_value else mass > 0)
-    safe_rest = rest.masked_fill(~defined, 1.0).unsqueeze(-1)
+    safe_rest = rest.masked_fill(~defined, 1.0)
     if sink_value is None:
         sink_value = sink_term / mass.masked_fill(~defined, 1.0).unsqueeze(-1)
-    others = (output - sink_term) / safe_rest
-
-    def product(left: Tensor, right: Tensor) -> Tensor:
-        return (left * right).sum(-1).masked_fill(~defined, 0.0).transpose(1, 2)
-
-    gap = others - sink_value
-    sink_squared, inner, other_squared = (
-        product(sink_value, sink_value), product(sink_value, others), product(others, others)
-    )  # fmt: skip
-    gap_squared = product(gap, gap)
-    apart = gap_squared > DEGENERATE_GAP * (sink_squared + other_squared)
-    alpha = product(others, gap) / gap_squared.masked_fill(~apart, 1.0)
-    return Mixture(
-        sink_squared, inner, other_squared, alpha.masked_fill(~apart, 0.0), defined.transpose(1, 2) & apart
-    )  # fmt: skip
+    others = output - sink_term
+    sink_squared = sink_value.square().sum(-1).expand_as(rest)
+    inner = (sink_value * others).sum(-1) / safe_rest
+    other_squared = (others.norm(dim=-1) / safe_rest).square()
+    alpha = alpha_star(sink_squared, inner, other_squared)
+    rows = [values.masked_fill(~defined, 0.0).transpose(1, 2) for values in (sink_squared, inner, other_squared, alpha)]
+    sink_squared, inner, other_squared, alpha = rows
+    return Mixture(sink_squared, inner, other_squared, alpha.nan_to_num(), defined.transpose(1, 2) & ~alpha.isnan())
 
 
 def norm_curve(

@@ -28,6 +28,8 @@ class ModelAttention:
     def __init__(self, model: Any, layers: Iterable[int] | None = None):
         _check_is_model(model)
         self.model = model
+        # TransformerBridge builds this dictionary anew at every access, which on a short prompt costs more than the pass.
+        self.hook_points: dict[str, Any] = model.hook_dict
         available = [layer for layer in range(model.cfg.n_layers) if self.has_hooks(layer)]
         self.skipped = {
             layer: "no attention pattern, value and z to hook (linear attention or another kind of layer)"
@@ -43,7 +45,7 @@ class ModelAttention:
 
     def has_hooks(self, layer: int) -> bool:
         """Whether the layer has a pattern, values and head outputs to hook."""
-        return all(at_layer(name, layer) in self.model.hook_dict for name in (PATTERN, VALUE, Z))
+        return all(at_layer(name, layer) in self.hook_points for name in (PATTERN, VALUE, Z))
 
     @property
     def name(self) -> str:
@@ -56,7 +58,7 @@ class ModelAttention:
         """``TransformerBridge`` or ``HookedTransformer``."""
         return type(self.model).__name__
 
-    @property
+    @cached_property
     def dtype(self) -> str:
         """The model's dtype, such as ``float32``."""
         return str(self.module(self.layers[0]).W_O.dtype).removeprefix("torch.")
@@ -113,7 +115,7 @@ class ModelAttention:
 
         In compatibility mode a hook under an alias is called once for every name that it has; under its own, once.
         """
-        point = self.model.hook_dict.get(at_layer(template, layer))
+        point = self.hook_points.get(at_layer(template, layer))
         return None if point is None else str(point.name or at_layer(template, layer))
 
     @property

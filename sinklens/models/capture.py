@@ -29,7 +29,8 @@ def hooked(model: Any, hooks: Sequence[Hook]) -> Iterator[Callable[..., Any]]:
     Raises:
         HookNotFiredError: the model has no hook of that name, or it did not fire exactly once in a forward pass.
     """
-    missing = [name for name, _ in hooks if name not in model.hook_dict]
+    known = model.hook_dict
+    missing = [name for name, _ in hooks if name not in known]
     if missing:
         raise HookNotFiredError(f"the model has no hook {missing[0]!r}; see model.hook_dict for the names it has")
     fired: Counter[int] = Counter()
