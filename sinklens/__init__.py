@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         set_sink_mass,
         zero_sink_values,
     )
+    from sinklens.masking import RankMasking, faithfulness, mask_by_metric, multiple_choice
     from sinklens.models.checks import check_model
     from sinklens.models.labels import token_labels
     from sinklens.models.layer import LayerAttention
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
         AblationResult,
         SweepResult,
     )
+    from sinklens.results.faithfulness import FaithfulnessResult
+    from sinklens.results.multiple_choice import MultipleChoiceResult
 
 __version__ = "0.1.0"
 
@@ -107,6 +110,12 @@ _HOME = {
         "set_sink_mass",
         "zero_sink_values",
     ),
+    "sinklens.masking": (
+        "RankMasking",
+        "faithfulness",
+        "mask_by_metric",
+        "multiple_choice",
+    ),
     "sinklens.models.checks": ("check_model",),
     "sinklens.models.labels": ("token_labels",),
     "sinklens.models.layer": ("LayerAttention",),
@@ -128,6 +137,8 @@ _HOME = {
         "AblationResult",
         "SweepResult",
     ),
+    "sinklens.results.faithfulness": ("FaithfulnessResult",),
+    "sinklens.results.multiple_choice": ("MultipleChoiceResult",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 _SUBPACKAGES = ("metrics", "viz")
@@ -141,6 +152,7 @@ __all__ = [
     "DriftProfile",
     "DriverProfile",
     "DriversAnalyzer",
+    "FaithfulnessResult",
     "FrameWarning",
     "HeadProfile",
     "HookNotFiredError",
@@ -154,9 +166,11 @@ __all__ = [
     "MapsAnalyzer",
     "ModelCheck",
     "ModelLoadError",
+    "MultipleChoiceResult",
     "NoEffectError",
     "ProfileAnalyzer",
     "Provenance",
+    "RankMasking",
     "ResultFileError",
     "Setup",
     "SinkChoice",
@@ -172,12 +186,15 @@ __all__ = [
     "densify_attention",
     "diagonalize_attention",
     "drift_without_sinks",
+    "faithfulness",
     "head_profile",
     "intervene",
     "load_model",
+    "mask_by_metric",
     "mask_contributions",
     "mean_sink_values",
     "metrics",
+    "multiple_choice",
     "placebo",
     "remove_sink_attention",
     "report",

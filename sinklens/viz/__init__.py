@@ -5,6 +5,7 @@ In a notebook, the figure as the last line of a cell is shown; ``figure.write_ht
 
 from sinklens.viz.ablation import ablation_effects, ablation_map, sweep_effects, sweep_norms
 from sinklens.viz.curves import strongest_sink_heads, suppression_curves
+from sinklens.viz.faithfulness import faithfulness_curves, faithfulness_differences
 from sinklens.viz.heads import head_map, head_maps, layer_lines
 from sinklens.viz.maps import attention_heatmaps, token_contributions
 from sinklens.viz.scatter import head_scatter
@@ -17,6 +18,8 @@ __all__ = [
     "ablation_map",
     "attention_heatmaps",
     "check_size",
+    "faithfulness_curves",
+    "faithfulness_differences",
     "figure_bytes",
     "head_map",
     "head_maps",

@@ -1,0 +1,160 @@
+"""Multiple-choice accuracy by the likelihood of the options, with any hooks on the model."""
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from sinklens.ablation.passes import require_causal
+from sinklens.errors import InputError
+from sinklens.masking.records import ChoiceItem, read_items
+from sinklens.masking.study import run_masked
+from sinklens.models.attention import ModelAttention
+from sinklens.models.encoding import TextEncoder, text_encoder
+from sinklens.models.tokens import TokenBatch
+from sinklens.results.multiple_choice import MultipleChoiceResult
+from sinklens.results.provenance import Provenance
+
+Normalization = Literal["tokens", "bytes", "none"]
+Hook = tuple[str, Callable[..., Any]]
+
+
+class _Option(NamedTuple):
+    """Token ids of one option of an item, and how many at the end are scored."""
+
+    item: int
+    option: int
+    token_ids: list[int]
+    n_scored: int
+    n_bytes: int
+
+
+def multiple_choice(
+    model: Any,
+    records: Any,
+    *,
+    hooks: Sequence[Hook] = (),
+    form: str = "auto",
+    normalize: str = "tokens",
+    max_items: int | None = None,
+    batch_size: int = 8,
+    prepend_bos: bool | None = None,
+    seed: int = 0,
+    n_bootstrap: int = 1000,
+    progress: bool = True,
+) -> MultipleChoiceResult:
+    """Accuracy on multiple choice: the option with the highest length-normalised log-likelihood is the model's answer.
+
+    MMLU form (``question``, ``choices``, ``answer``): ``Question: ...\\nAnswer:`` and each choice's text. BoolQ form
+    (``question``, ``answer``, perhaps ``passage``): the same, with ``yes`` and ``no``. WinoGrande form (``sentence`` with a
+    blank ``_``, ``option1``, ``option2``, ``answer``): the text after the blank, given the sentence up to it with each option
+    in (Trinh and Le 2018). Prompts are without examples (ours).
+
+    Args:
+        model: a TransformerBridge or HookedTransformer with causal attention and a tokenizer; it is not changed.
+        records: a .jsonl path, a ``datasets`` object or name (``hf:NAME``), or a list of mappings.
+        hooks: ``(hook_name, function)`` pairs that are active: an intervention, or :func:`sinklens.mask_by_metric`. Each must
+            fire once in every pass. Sequences are padded on the right; hooks with a method ``use(tokens, mask)`` are told.
+        form: ``mmlu``, ``winogrande``, ``boolq``, or ``auto``: told from the fields of each record.
+        normalize: the log-likelihood is divided by the scored part's number of ``"tokens"`` or ``"bytes"``, or ``"none"``.
+        max_items: at most so many.
+        batch_size: options per forward pass.
+        prepend_bos: True or False overrides what the model's tokenizer does.
+        seed: of the resamples.
+        n_bootstrap: resamples of the items for the 95 % interval.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A :class:`~sinklens.MultipleChoiceResult`: ``accuracy``, ``interval``, ``correct`` per item, ``compare``. A context
+        longer than the model's is cut on the left, and counted.
+
+    Raises:
+        InputError: a record or an argument cannot be used; before the first pass.
+        UnsupportedAttentionError: the model is not causal.
+        HookNotFiredError: a hook did not fire exactly once in a pass.
+    """
+    if normalize not in get_args(Normalization):
+        raise InputError(f"normalize is {normalize!r}; expected 'tokens', 'bytes' or 'none'")
+    for name, number in (("batch_size", batch_size), ("n_bootstrap", n_bootstrap)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise InputError(f"{name} is {number!r}; expected a whole number of at least 1")
+    attention = ModelAttention(model)
+    require_causal(attention)
+    items = read_items(records, form, max_items)
+    encoder = text_encoder(model, prepend_bos)
+    options, n_cut = _encoded(items, encoder, model.cfg.n_ctx)
+    scores = torch.full((len(items), max(len(item.scored) for item in items)), torch.nan, dtype=torch.float64)
+    with tqdm(total=len(options), disable=not progress, unit=" options", desc=attention.name, leave=False) as bar:
+        for start in range(0, len(options), batch_size):
+            chunk = options[start : start + batch_size]
+            for option, likelihood in zip(chunk, _likelihoods(attention, chunk, hooks), strict=True):
+                scores[option.item, option.option] = likelihood / _length(option, normalize)
+            bar.update(len(chunk))
+    provenance = Provenance(
+        attention.name, weights=attention.checksum, backend=attention.backend, frame=attention.frame, dtype=attention.dtype,
+        context_length=model.cfg.n_ctx, n_documents=len(items), n_sequences=len(options),
+        n_tokens=sum(len(option.token_ids) for option in options), n_cut=n_cut, prepended_bos=bool(encoder.prefix),
+        conventions={"form": form, "normalize": normalize}, seed=seed,
+    )  # fmt: skip
+    return MultipleChoiceResult(scores, torch.tensor([item.answer for item in items]), provenance, n_bootstrap)
+
+
+def _encoded(items: Sequence[ChoiceItem], encoder: TextEncoder, longest: int) -> tuple[list[_Option], int]:
+    """Every option of every item, longest first, and how many contexts had to be cut."""
+    options: list[_Option] = []
+    n_cut = 0
+    for number, item in enumerate(items):
+        for option, (context, scored) in enumerate(zip(item.contexts, item.scored, strict=True)):
+            body, n_scored = _joined(encoder, context, scored)
+            room = longest - len(encoder.prefix)
+            if n_scored >= room:
+                raise InputError(
+                    f"item {number}, option {option}: its scored part takes {n_scored} tokens, the model's context has "
+                    f"{longest}; leave the item out"
+                )
+            n_cut += len(body) > room
+            token_ids = [*encoder.prefix, *body[-room:]]
+            options.append(_Option(number, option, token_ids, min(n_scored, len(token_ids) - 1), len(scored.encode())))
+    return sorted(options, key=lambda option: len(option.token_ids), reverse=True), n_cut
+
+
+def _joined(encoder: TextEncoder, context: str, scored: str) -> tuple[list[int], int]:
+    """Token ids of both together, as the model would read them, and how many of them belong to the scored part."""
+    # A space between belongs to the scored part: tokenizers put it in front of words.
+    stripped = context.rstrip()
+    scored = context[len(stripped) :] + scored
+    whole, before = encoder.body(stripped + scored), encoder.body(stripped)
+    same = list(takewhile(lambda pair: pair[0] == pair[1], zip(whole, before, strict=False)))
+    return whole, max(len(whole) - len(same), 1)
+
+
+def _length(option: _Option, normalize: str) -> int:
+    return {"tokens": option.n_scored, "bytes": option.n_bytes, "none": 1}[normalize]
+
+
+def _likelihoods(attention: ModelAttention, options: Sequence[_Option], hooks: Sequence[Hook]) -> list[float]:
+    """The log-likelihood of each option's scored tokens, in float32 from the logits."""
+    batch = _padded(options)
+    use = getattr(hooks, "use", None)
+    if use is not None:
+        use(batch.tokens, batch.mask)
+    logits = run_masked(attention, batch, hooks)
+    found: list[float] = []
+    for row, option in enumerate(options):
+        end = len(option.token_ids)
+        targets = batch.tokens[row, end - option.n_scored : end].to(logits.device).unsqueeze(-1)
+        log_probabilities = logits[row, end - option.n_scored - 1 : end - 1].float().log_softmax(-1)
+        found.append(log_probabilities.gather(-1, targets).double().sum().item())
+    return found
+
+
+def _padded(options: Sequence[_Option]) -> TokenBatch:
+    lengths = torch.tensor([len(option.token_ids) for option in options])
+    tokens: Tensor = torch.zeros(len(options), int(lengths.max()), dtype=torch.long)
+    for row, option in zip(tokens, options, strict=True):
+        row[: len(option.token_ids)] = torch.tensor(option.token_ids)
+    mask = torch.arange(tokens.shape[1]) < lengths.unsqueeze(-1)
+    return TokenBatch(tokens, mask, tuple(option.item for option in options))

@@ -1,0 +1,179 @@
+"""Faithfulness: curves over the removed fraction with bands, and paired differences between metrics."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from sinklens.errors import InputError
+from sinklens.results.faithfulness import FaithfulnessEffect, FaithfulnessResult
+from sinklens.viz.theme import COLORWAY, NEUTRAL, Theme, template
+
+METRIC_LABELS = {
+    "attention": "attention A",
+    "value_weighted": "value-weighted A·‖ṽ‖",
+    "output_normalized": "output-normalised A·‖ṽ‖/‖o‖",
+    "intra": "contribution within the head",
+    "inter": "contribution within the layer",
+    "random": "random",
+}
+_COLOURS = dict(zip(METRIC_LABELS, (*COLORWAY[:5], NEUTRAL), strict=True))
+_DASHES = {"random": "dot", "output_normalized": "dash", "intra": "dashdot"}
+_TITLES = {
+    "comprehensiveness": "<b>Comprehensiveness</b>: the top removed, higher is better",
+    "sufficiency": "<b>Sufficiency</b>: the bottom removed, lower is better",
+}
+_UNITS = {"delta_loss": "Δ loss (nats per token)", "delta_perplexity": "Δ perplexity"}
+
+
+def faithfulness_curves(
+    result: FaithfulnessResult,
+    effect: FaithfulnessEffect = "delta_loss",
+    *,
+    log_fraction: bool = True,
+    theme: Theme = "light",
+) -> go.Figure:
+    """An effect against the fraction removed: one panel per mode, one line per metric, its 95 % interval as a band.
+
+    Args:
+        result: from :func:`sinklens.faithfulness`.
+        effect: ``delta_loss`` or ``delta_perplexity``.
+        log_fraction: whether fractions are on a logarithmic axis; a fraction of 0 cannot be shown on it.
+        theme: ``"light"`` or ``"dark"``.
+
+    Returns:
+        A figure with a line and a band per metric and mode.
+
+    Raises:
+        InputError: there is no such effect or theme.
+
+    Example:
+        >>> import torch
+        >>> from sinklens.results.provenance import Provenance
+        >>> loss, one = torch.ones(1, 1, 2, 3).double(), torch.ones(3).double()
+        >>> result = FaithfulnessResult(("inter",), ("sufficiency",), (0.1, 0.5), loss, loss, loss, one, one, Provenance("tiny"))
+        >>> len(faithfulness_curves(result).data)
+        2
+    """
+    values, bounds = result.effect(effect).numpy(), result.interval(effect).numpy()
+    figure = make_subplots(1, len(result.modes), subplot_titles=[_TITLES[mode] for mode in result.modes])
+    figure.update_annotations(font={"size": 12.5})
+    for column in range(len(result.modes)):
+        for row, metric in enumerate(result.metrics):
+            low, high = bounds[row, column].T
+            traces = [
+                _band(metric, result.fractions, low, high),
+                _line(metric, result.fractions, values[row, column], low, high),
+            ]
+            traces[1].showlegend = column == 0
+            figure.add_traces(traces, rows=1, cols=column + 1)
+    figure.update_xaxes(_fraction_axis(result.fractions, log_fraction))
+    figure.update_yaxes(title=_UNITS[effect], col=1)
+    figure.update_layout(
+        template=template(theme),
+        title=f"What removing terms by each metric costs: {result.provenance.model_name}",
+        height=440,
+        legend={"orientation": "h", "y": -0.22, "groupclick": "togglegroup"},
+    )
+    return figure
+
+
+def _line(metric: str, fractions: Sequence[float], values: np.ndarray, low: np.ndarray, high: np.ndarray) -> go.Scatter:
+    return go.Scatter(
+        x=list(fractions),
+        y=values,
+        customdata=np.stack([low, high], -1),
+        name=METRIC_LABELS[metric],
+        legendgroup=metric,
+        mode="lines+markers",
+        line={"color": _COLOURS[metric], "width": 2, "dash": _DASHES.get(metric, "solid")},
+        hovertemplate=f"{METRIC_LABELS[metric]}<br>%{{x:.3~p}} removed<br>%{{y:.3f}} "
+        "[%{customdata[0]:.3f}, %{customdata[1]:.3f}]<extra></extra>",
+    )
+
+
+def _band(metric: str, fractions: Sequence[float], low: np.ndarray, high: np.ndarray) -> go.Scatter:
+    return go.Scatter(
+        x=[*fractions, *reversed(fractions)],
+        y=np.concatenate([low, high[::-1]]),
+        fill="toself",
+        mode="lines",
+        line={"width": 0},
+        fillcolor=_COLOURS[metric],
+        opacity=0.18,
+        legendgroup=metric,
+        showlegend=False,
+        hoverinfo="skip",
+    )
+
+
+def _fraction_axis(fractions: Sequence[float], log_fraction: bool) -> dict[str, object]:
+    ticks = {"tickvals": list(fractions), "ticktext": [f"{100 * fraction:g} %" for fraction in fractions]}
+    return {"title": "Share of terms removed", "type": "log" if log_fraction else "linear", **ticks}
+
+
+def faithfulness_differences(
+    result: FaithfulnessResult,
+    reference: str = "attention",
+    effect: FaithfulnessEffect = "delta_loss",
+    *,
+    fraction: float | None = None,
+    theme: Theme = "light",
+) -> go.Figure:
+    """Each metric minus a reference, paired by document, with its 95 % interval: one panel per mode, one bar per metric.
+
+    Args:
+        result: from :func:`sinklens.faithfulness`.
+        reference: the metric that is subtracted.
+        effect: ``delta_loss`` or ``delta_perplexity``.
+        fraction: of which fraction; None for AOPC, the mean over all.
+        theme: ``"light"`` or ``"dark"``.
+
+    Returns:
+        A figure with a bar trace per mode.
+
+    Raises:
+        InputError: there is no such metric, effect, fraction or theme, or no metric beside the reference.
+
+    Example:
+        >>> import torch
+        >>> from sinklens.results.provenance import Provenance
+        >>> loss, one = torch.ones(2, 1, 1, 3).double(), torch.ones(3).double()
+        >>> result = FaithfulnessResult(
+        ...     ("attention", "inter"), ("sufficiency",), (0.5,), loss, loss, loss, one, one, Provenance("tiny"))
+        >>> faithfulness_differences(result).data[0].y.tolist()
+        [0.0]
+    """
+    if fraction is not None and fraction not in result.fractions:
+        raise InputError(
+            f"fraction {fraction!r} was not measured; there are {', '.join(f'{f:g}' for f in result.fractions)}"
+        )
+    table = result.differences(reference, effect, aopc=fraction is None)
+    table = table if fraction is None else table.loc[table["fraction"] == fraction]
+    if table.empty:
+        raise InputError(f"the result holds no metric beside {reference!r}; measure at least two")
+    figure = make_subplots(1, len(result.modes), subplot_titles=[_TITLES[mode] for mode in result.modes])
+    figure.update_annotations(font={"size": 12.5})
+    for column, mode in enumerate(result.modes, start=1):
+        rows = table.loc[table["mode"] == mode]
+        names = [METRIC_LABELS[metric] for metric in rows["metric"]]
+        difference, low, high = rows[["difference", "low", "high"]].to_numpy().T
+        bar = go.Bar(
+            x=names,
+            y=difference,
+            error_y={"type": "data", "symmetric": False, "array": high - difference, "arrayminus": difference - low},
+            marker={"color": [_COLOURS[metric] for metric in rows["metric"]]},
+            customdata=np.stack([low, high], -1),
+            hovertemplate="%{x}<br>%{y:+.3f} [%{customdata[0]:+.3f}, %{customdata[1]:+.3f}]<extra></extra>",
+            showlegend=False,
+        )
+        figure.add_trace(bar, row=1, col=column)
+    what = "mean over fractions (AOPC)" if fraction is None else f"{100 * fraction:g} % removed"
+    figure.update_yaxes(title=_UNITS[effect], col=1)
+    figure.update_layout(
+        template=template(theme),
+        height=440,
+        title=f"Difference from {METRIC_LABELS[reference]}, paired by document: {what}",
+    )
+    return figure
