@@ -126,10 +126,11 @@ def intervene(model: Any, hooks: Iterable[Any], *, require_effect: bool = True) 
 
 def _tracked(model: Any, hooks: Iterable[Any]) -> list[Tracked]:
     pairs = list(hooks)
+    known = model.hook_dict  # built anew at every access
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) or not callable(pair[1]):
             raise InputError(f"hooks holds a {type(pair).__name__}; expected (hook_name, function) pairs")
-        if pair[0] not in model.hook_dict:
+        if pair[0] not in known:
             raise HookNotFiredError(f"the model has no hook {pair[0]!r}; see model.hook_dict for the names it has")
     lost = _lost_patterns(model, pairs)
     return [Tracked(name, function, is_lost=name in lost) for name, function in pairs]

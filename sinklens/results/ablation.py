@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinklens.errors import InputError
+from sinklens.results.bootstrap import resample_weights
 from sinklens.results.drift_profile import DriftProfile
 from sinklens.results.files import load_tensors, save_tensors
 from sinklens.results.provenance import Provenance
@@ -77,12 +78,7 @@ class AblationResult:
     @cached_property
     def weights(self) -> Float[Tensor, "resample document"]:
         """How often each document is in each resample; drawn from the seed of the provenance."""
-        n = len(self.count)
-        generator = torch.Generator().manual_seed(self.provenance.seed or 0)
-        drawn = torch.randint(0, n, (self.n_bootstrap, n), generator=generator)
-        return torch.zeros(self.n_bootstrap, n, dtype=torch.float64).scatter_add_(
-            1, drawn, torch.ones_like(drawn, dtype=torch.float64)
-        )
+        return resample_weights(len(self.count), self.n_bootstrap, self.provenance.seed or 0)
 
     def effect(self, name: str = "delta_loss") -> Float[Tensor, " cell"]:
         """One number per cell, over all documents' predicted tokens.

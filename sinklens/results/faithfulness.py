@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinklens.errors import InputError
+from sinklens.results.bootstrap import resample_weights
 from sinklens.results.files import load_tensors, save_tensors
 from sinklens.results.provenance import Provenance
 
@@ -69,11 +70,7 @@ class FaithfulnessResult:
     @cached_property
     def weights(self) -> Float[Tensor, "resample document"]:
         """How often each document is in each resample; drawn from the seed of the provenance."""
-        n = len(self.count)
-        generator = torch.Generator().manual_seed(self.provenance.seed or 0)
-        drawn = torch.randint(0, n, (self.n_bootstrap, n), generator=generator)
-        empty = torch.zeros(self.n_bootstrap, n, dtype=torch.float64)
-        return empty.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
+        return resample_weights(len(self.count), self.n_bootstrap, self.provenance.seed or 0)
 
     def effect(self, name: FaithfulnessEffect = "delta_loss") -> PerCell:
         """One number per cell, over the predicted tokens of all documents measured in it ``[metric, mode, fraction]``.

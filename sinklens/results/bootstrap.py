@@ -1,0 +1,18 @@
+"""Resampling documents, for the intervals of every result that keeps numbers per document."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def resample_weights(n_documents: int, n_bootstrap: int, seed: int) -> Float[Tensor, "resample document"]:
+    """How often each document is in each resample, drawn with replacement; float64, each row sums to ``n_documents``.
+
+    Example:
+        >>> resample_weights(3, 2, seed=0).sum(-1).tolist()
+        [3.0, 3.0]
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(0, n_documents, (n_bootstrap, n_documents), generator=generator)
+    empty = torch.zeros(n_bootstrap, n_documents, dtype=torch.float64)
+    return empty.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
