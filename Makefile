@@ -11,7 +11,7 @@ READY_HOOKED = .venv-hooked/.ready
 # The suite runs in two processes; more threads than cores would slow both down.
 PYTEST_OPTIONS = -q -n 2
 
-.PHONY: demo test check bench test-hooked clean
+.PHONY: demo test check bench test-hooked models-doc clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -33,6 +33,11 @@ bench: $(READY)
 test-hooked: $(READY_HOOKED)
 	OMP_NUM_THREADS=1 .venv-hooked/bin/python -m pytest $(PYTEST_OPTIONS)
 
+# The verdict on every family of models, measured; each version of TransformerLens fills its own columns.
+models-doc: $(READY) $(READY_HOOKED)
+	.venv/bin/python -W ignore -m tests.models_doc
+	.venv-hooked/bin/python -W ignore -m tests.models_doc
+
 clean:
 	rm -rf .venv .venv-hooked out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find sinklens tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
@@ -52,9 +57,9 @@ endef
 TRANSFORMER_LENS = $(shell sed -n 's/^transformer-lens==//p' constraints.txt)
 
 $(READY): pyproject.toml constraints.txt Makefile
-	$(call install,.venv,$(TRANSFORMER_LENS),smollm2$(comma)parquet$(comma)notebooks$(comma)test$(comma)check)
+	$(call install,.venv,$(TRANSFORMER_LENS),smollm2$(comma)parquet$(comma)notebooks$(comma)test$(comma)harness$(comma)check)
 
 $(READY_HOOKED): pyproject.toml constraints.txt Makefile
-	$(call install,.venv-hooked,$(TRANSFORMER_LENS_HOOKED),smollm2$(comma)parquet$(comma)notebooks$(comma)test)
+	$(call install,.venv-hooked,$(TRANSFORMER_LENS_HOOKED),smollm2$(comma)parquet$(comma)notebooks$(comma)test$(comma)harness)
 
 comma := ,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         ablate_sinks,
         drift_without_sinks,
         sweep_sinks,
+        value_means,
     )
     from sinklens.analyzers.base import Analyzer, Setup
     from sinklens.analyzers.drift import DriftAnalyzer
@@ -41,11 +42,13 @@ if TYPE_CHECKING:
         mean_sink_values,
         placebo,
         remove_sink_attention,
+        scale_learned_sink,
         scale_sink_values,
         set_sink_mass,
         zero_sink_values,
     )
     from sinklens.masking import RankMasking, faithfulness, mask_by_metric, multiple_choice
+    from sinklens.masking.harness import harness_model
     from sinklens.models.checks import check_model
     from sinklens.models.labels import token_labels
     from sinklens.models.layer import LayerAttention
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
         SweepResult,
     )
     from sinklens.results.faithfulness import FaithfulnessResult
+    from sinklens.results.faithfulness_progress import partial_faithfulness
     from sinklens.results.multiple_choice import MultipleChoiceResult
 
 __version__ = "0.1.0"
@@ -77,6 +81,7 @@ _HOME = {
         "ablate_sinks",
         "drift_without_sinks",
         "sweep_sinks",
+        "value_means",
     ),
     "sinklens.analyzers.base": ("Analyzer", "Setup"),
     "sinklens.analyzers.drift": ("DriftAnalyzer",),
@@ -106,6 +111,7 @@ _HOME = {
         "mean_sink_values",
         "placebo",
         "remove_sink_attention",
+        "scale_learned_sink",
         "scale_sink_values",
         "set_sink_mass",
         "zero_sink_values",
@@ -116,6 +122,7 @@ _HOME = {
         "mask_by_metric",
         "multiple_choice",
     ),
+    "sinklens.masking.harness": ("harness_model",),
     "sinklens.models.checks": ("check_model",),
     "sinklens.models.labels": ("token_labels",),
     "sinklens.models.layer": ("LayerAttention",),
@@ -138,6 +145,7 @@ _HOME = {
         "SweepResult",
     ),
     "sinklens.results.faithfulness": ("FaithfulnessResult",),
+    "sinklens.results.faithfulness_progress": ("partial_faithfulness",),
     "sinklens.results.multiple_choice": ("MultipleChoiceResult",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -187,6 +195,7 @@ __all__ = [
     "diagonalize_attention",
     "drift_without_sinks",
     "faithfulness",
+    "harness_model",
     "head_profile",
     "intervene",
     "load_model",
@@ -195,16 +204,19 @@ __all__ = [
     "mean_sink_values",
     "metrics",
     "multiple_choice",
+    "partial_faithfulness",
     "placebo",
     "remove_sink_attention",
     "report",
     "run",
+    "scale_learned_sink",
     "scale_sink_values",
     "set_sink_mass",
     "sink_rule",
     "sweep_sinks",
     "token_labels",
     "tokenize",
+    "value_means",
     "viz",
     "zero_sink_values",
 ]

@@ -25,6 +25,10 @@ class NoEffectError(SinklensError):
     """An edit changed nothing, although it should have; a result of it would be the unedited model's."""
 
 
+class ConvergenceError(SinklensError):
+    """A solver did not reach the tolerance that was asked for; the message has the bounds that it did reach."""
+
+
 class ResultFileError(SinklensError):
     """A result file is missing, unreadable, of another kind, or cannot be written."""
 

@@ -11,7 +11,7 @@ from tests.reference import attention as reference
 
 MAJOR = int(importlib.metadata.version("transformer-lens").split(".")[0])
 BRIDGE_FAMILIES = [name for name, family in FAMILIES.items() if MAJOR >= 4 or not family.bridge_needs_4x]
-TEXT_FAMILIES = [name for name in BRIDGE_FAMILIES if FAMILIES[name].text and not FAMILIES[name].latent]
+TEXT_FAMILIES = [name for name in BRIDGE_FAMILIES if FAMILIES[name].text and not FAMILIES[name].refused]
 BACKENDS = ["bridge"] if MAJOR >= 4 else ["bridge", "hooked"]
 MODELS = [("bridge", name) for name in TEXT_FAMILIES]
 MODELS += [] if MAJOR >= 4 else [("hooked", name) for name in HOOKED_FAMILIES]
@@ -68,15 +68,41 @@ def raw_layers(model: Any, name: str, tokens: Tensor) -> dict[int, RawLayer]:
         model.run_with_hooks(tokens, fwd_hooks=[(hook, keep(hook)) for hook in wanted])
     assert set(seen) == set(wanted)
     return {
-        layer: _raw_layer(model, family, layer, *(seen[f"blocks.{layer}.attn.{end}"] for end in ends))
+        layer: _raw_layer(
+            model, family, layer, *(apart(model, end, seen[f"blocks.{layer}.attn.{end}"]) for end in ends)
+        )
         for layer in family.attention_layers
     }
+
+
+def family_of(model: Any) -> Family:
+    """The table's entry of a tiny model."""
+    return FAMILIES[model.cfg.model_name.removeprefix("tiny-")]
+
+
+def apart(model: Any, end: str, tensor: Tensor) -> Tensor:
+    """A tensor of a hook whose name ends so; latent attention's values and z as all others have them, heads apart."""
+    family = family_of(model)
+    if family.latent and end.endswith("hook_v"):
+        return tensor.transpose(1, 2)
+    if family.latent and end.endswith("hook_z"):
+        return tensor.reshape(*tensor.shape[:2], family.n_heads, family.d_head)
+    return tensor
+
+
+def output_weight(model: Any, layer: int) -> Tensor:
+    """``W_O`` ``[head, d_head, d_model]`` as the model stores it."""
+    family, attention = family_of(model), model.blocks[layer].attn
+    if family.latent:
+        weight = attention.o.original_component.weight.detach()
+        return weight.T.reshape(family.n_heads, family.d_head, family.d_model)
+    return attention.W_O.detach()
 
 
 def _raw_layer(
     model: Any, family: Family, layer: int, pattern: Tensor, value: Tensor, z: Tensor, gate: Tensor | None = None
 ) -> RawLayer:
-    W_O = model.blocks[layer].attn.W_O.detach().double()
+    W_O = output_weight(model, layer).double()
     opened = None if gate is None else gate.sigmoid().reshape(z.shape)
     length = pattern.shape[-1]
     real = torch.ones(1, length, dtype=torch.bool)

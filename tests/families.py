@@ -14,13 +14,14 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from tests.family_table import FAMILIES, HOOKED_FAMILIES, WINDOW, Family
+from tests.family_table import FAMILIES, HOOKED_FAMILIES, SUPPORTED, WINDOW, Family
 from tests.tiny_tokenizer import tiny_tokenizer
 
 __all__ = [
     "FAMILIES",
     "HOOKED_FAMILIES",
     "PROMPT",
+    "SUPPORTED",
     "WINDOW",
     "Family",
     "bridge",

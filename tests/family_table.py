@@ -1,4 +1,7 @@
-"""The table of attention families: a ``transformers`` configuration of each, and what its attention is."""
+"""The table of attention families: a ``transformers`` configuration of each, what its attention is, and the verdict.
+
+Every test of families is parametrised over it, and ``docs/models.md`` is made from it (:mod:`tests.models_doc`).
+"""
 
 import functools
 from collections.abc import Callable
@@ -38,13 +41,41 @@ class Family:
     learned_sink: bool = False  # rows of the pattern sum to less than 1
     post_norm: bool = False  # a norm acts between the attention's output and the residual stream
     multiplier: float = 1.0  # factor between the attention's output and the residual stream
-    latent: bool = False  # multi-head latent attention: no per-head value projection to read
+    latent: bool = False  # multi-head latent attention: Bridge lays out values and z otherwise
     module_output_differs: bool = (
         False  # Bridge: attn.hook_out has the residual (and a norm) in it, attn.o.hook_out not
     )
     pattern_editable: bool = True  # Bridge: an edit at hook_pattern reaches the output
+    profile_tolerance: float = 1e-5  # relative; what float32 leaves of 1 - A_is where that is small
     bridge_needs_4x: bool = False  # TransformerLens 3.9's Bridge fails or gives other logits
+    bridge_is_wrong: bool = False  # Bridge gives other logits than the model, in every version that is tested
     text: bool = True  # takes token ids
+    decodes_alone: bool = True  # token ids are all that a forward pass needs
+    refused: str = ""  # what the error says of a family that cannot be measured; empty for a supported one
+    note: str = ""  # what a user should know beside
+
+    @property
+    def traits(self) -> tuple[str, ...]:
+        """What there is beside plain causal softmax attention."""
+        if not self.attention_layers:
+            return ("none",)
+        windowed = sum(window is not None for window in self.windows)
+        found = {
+            "multi-query": self.n_kv_heads == 1,
+            "grouped-query": 1 < self.n_kv_heads < self.n_heads,
+            "latent (MLA)": self.latent,
+            "sliding window": windowed == len(self.attention_layers) > 0,
+            "sliding window in some layers": 0 < windowed < len(self.attention_layers),
+            "learned sink": self.learned_sink,
+            "gated": self.gated,
+            "linear attention in some layers": 0 < len(self.attention_layers) < self.n_layers,
+            "post-norm": self.post_norm,
+            "residual multiplier": self.multiplier != 1.0,
+            "bidirectional": not self.causal,
+            "encoder-decoder": not self.decodes_alone,
+            "d_head ≠ d_model / n_heads": self.d_head * self.n_heads != self.d_model,
+        }
+        return tuple(trait for trait, there in found.items() if there)
 
 
 def _config(class_name: str, **extra: Any) -> Callable[[], PretrainedConfig]:
@@ -77,6 +108,14 @@ def _gpt_style(class_name: str, **extra: Any) -> Callable[[], PretrainedConfig]:
 
 def _build_plain(class_name: str, settings: dict[str, Any]) -> PretrainedConfig:
     return getattr(transformers, class_name)(**settings)
+
+
+def _gpt_neo() -> Callable[[], PretrainedConfig]:
+    sizes = {"hidden_size": D_MODEL, "num_layers": 2, "num_heads": N_HEADS, "max_position_embeddings": N_CTX}
+    kinds = {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW, "attn_implementation": "eager"}
+    no_dropout = {"attention_dropout": 0.0, "resid_dropout": 0.0, "embed_dropout": 0.0}
+    special = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 1}
+    return functools.partial(_build_plain, "GPTNeoConfig", {**sizes, **kinds, **no_dropout, **special})
 
 
 GROUPED = {"num_key_value_heads": N_KV_HEADS}
@@ -115,6 +154,33 @@ _TABLE = (
         _config("FalconConfig", bias=True, multi_query=True, new_decoder_architecture=False, alibi=False),
         "FalconForCausalLM",
         n_kv_heads=1,
+    ),
+    Family(
+        "falcon_grouped",
+        # Falcon-40B's own configuration says multi_query=True beside this; then TransformerBridge cannot even be built.
+        _config(
+            "FalconConfig",
+            bias=True,
+            multi_query=False,
+            num_kv_heads=N_KV_HEADS,
+            new_decoder_architecture=True,
+            alibi=False,
+        ),
+        "FalconForCausalLM",
+        n_kv_heads=2,
+        bridge_is_wrong=True,
+        refused="fused query, key and value weights apart in the wrong order",
+        note="Falcon-40B, 180B: TransformerBridge runs another function than the model",
+    ),
+    Family(
+        "gpt_neo",
+        _gpt_neo(),
+        "GPTNeoForCausalLM",
+        windows=(None, WINDOW),
+        has_hooked=True,
+        has_value_bias=False,
+        pattern_editable=False,
+        profile_tolerance=1e-4,  # unscaled scores: attention is nearly one-hot
     ),
     Family(
         "llama",
@@ -251,6 +317,14 @@ _TABLE = (
         post_norm=True,
     ),
     Family(
+        "olmo3",
+        _config("Olmo3Config", **GROUPED, attention_bias=True, sliding_window=WINDOW, layer_types=SLIDING_THEN_FULL),
+        "Olmo3ForCausalLM",
+        n_kv_heads=2,
+        windows=(WINDOW, None),
+        post_norm=True,
+    ),
+    Family(
         "phi3",
         _config("Phi3Config", **GROUPED, sliding_window=WINDOW, original_max_position_embeddings=N_CTX),
         "Phi3ForCausalLM",
@@ -328,6 +402,7 @@ _TABLE = (
         causal=False,
         text=False,
         pattern_editable=False,
+        note="`attention_maps(model, pixels)` and `check_model`; profiles and losses are of text",
     ),
     Family(
         "deepseek_v3",
@@ -352,7 +427,65 @@ _TABLE = (
         has_value_bias=False,
         latent=True,
     ),
+    Family(
+        "gemma4",
+        _config(
+            "Gemma4TextConfig",
+            **GROUPED,
+            head_dim=16,
+            global_head_dim=16,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=False,
+            sliding_window=WINDOW,
+            layer_types=SLIDING_THEN_FULL,
+            hidden_size_per_layer_input=0,
+            vocab_size_per_layer_input=VOCAB_SIZE,
+        ),
+        "Gemma4ForCausalLM",
+        n_kv_heads=2,
+        windows=(WINDOW, None),
+        has_value_bias=False,
+        has_output_bias=False,
+        post_norm=True,
+        pattern_editable=False,
+        refused="head outputs are not A v",
+        note="a norm acts on the values after `hook_v`",
+    ),
+    Family(
+        "mamba",
+        functools.partial(
+            _build_plain, "MambaConfig", {"vocab_size": VOCAB_SIZE, "hidden_size": D_MODEL, "num_hidden_layers": 2}
+        ),
+        "MambaForCausalLM",
+        attention_layers=(),
+        has_value_bias=False,
+        has_output_bias=False,
+        refused="no layer has the hooks",
+        note="a state-space model",
+    ),
+    Family(
+        "t5",
+        functools.partial(
+            _build_plain,
+            "T5Config",
+            {
+                "vocab_size": VOCAB_SIZE,
+                "d_model": D_MODEL,
+                "d_kv": 16,
+                "d_ff": D_MLP,
+                "num_layers": 2,
+                "num_heads": N_HEADS,
+            },
+        ),
+        "T5ForConditionalGeneration",
+        has_value_bias=False,
+        has_output_bias=False,
+        decodes_alone=False,
+        refused="no single stack of blocks",
+        note="two stacks of blocks, and attention across them",
+    ),
 )
 
 FAMILIES: dict[str, Family] = {family.name: family for family in _TABLE}
+SUPPORTED: tuple[str, ...] = tuple(family.name for family in _TABLE if not family.refused)
 HOOKED_FAMILIES: tuple[str, ...] = tuple(family.name for family in _TABLE if family.has_hooked)

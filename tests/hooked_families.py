@@ -41,6 +41,7 @@ _HOOKED: dict[str, tuple[str, dict[str, Any]]] = {
         {**_ROTARY_PARALLEL, "act_fn": "gelu_new", "rotary_adjacent_pairs": True},
     ),
     "gpt_neox": ("convert_neox_weights", {**_ROTARY_PARALLEL, "act_fn": "gelu", "rotary_dim": 4}),
+    "gpt_neo": ("convert_neo_weights", {**_LAYER_NORM, "act_fn": "gelu_new", "use_attn_scale": False}),
     "phi": ("convert_phi_weights", {**_ROTARY_PARALLEL, "act_fn": "gelu_new"}),
     "bloom": (
         "convert_bloom_weights",

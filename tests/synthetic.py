@@ -100,11 +100,11 @@ def make_maps(n_layers: int, n_heads: int, tokens: tuple[str, ...], seed: int = 
     output = attention @ values
     layer_output = output.sum(1)
     visible = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril().expand(n_layers, -1, -1)
-    hidden = ~visible.unsqueeze(1)
     return AttentionMaps(
         attention=attention,
-        cosine=_cosine(output, values).masked_fill(hidden, float("nan")),
-        layer_cosine=_cosine(layer_output.unsqueeze(1), values).masked_fill(hidden, float("nan")),
+        value=values.transpose(1, 2),
+        direction=output.transpose(1, 2),
+        layer_direction=layer_output.unsqueeze(2).expand(-1, -1, n_heads, -1),
         value_norm=values.norm(dim=-1),
         output_norm=output.norm(dim=-1),
         layer_norm=layer_output.norm(dim=-1),
@@ -199,10 +199,6 @@ def _mixture(sink: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _share(onto: Tensor, mass: Tensor, values: Tensor, output: Tensor) -> Tensor:
     return mass * (onto * values).sum(-1) / output.square().sum(-1)
-
-
-def _cosine(output: Tensor, values: Tensor) -> Tensor:
-    return torch.cosine_similarity(output.unsqueeze(-2), values.unsqueeze(-3), dim=-1)
 
 
 def _provenance(length: int) -> Provenance:

@@ -39,14 +39,6 @@ def test_every_supported_family_passes(backend: str, name: str) -> None:
     assert len(check.to_dataframe()) == family.n_layers
 
 
-def test_latent_attention_is_refused_by_name() -> None:
-    check = sl.check_model(load("bridge", "deepseek_v3"))
-    assert not check.passed
-    assert [layer.verdict for layer in check.layers] == ["refused", "refused"]
-    assert all("(latent attention, MLA)" in str(layer.failure) for layer in check.layers)
-    assert "layer 1: the pattern has 4 heads" in repr(check)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "qwen2"])
 def test_other_precisions_pass_within_their_tolerance(name: str, dtype: torch.dtype) -> None:

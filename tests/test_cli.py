@@ -3,53 +3,33 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from sinklens.cli import app
 from sinklens.models import loading
 from sinklens.results import HeadProfile
+from tests.commands import Run, expect_one_line, runner, write_texts
 from tests.families import bridge
-
-TEXTS = ["The cat sat on the mat, and the dog sat.", "A dog ran; the cat did not.", "The mat."]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command on a tiny model with 3 layers of 5 heads."""
-    monkeypatch.setattr(loading, "load_model", lambda name, **_: bridge("llama_3x5"))
-    runner = CliRunner()
-
-    def call(*arguments: Any) -> Result:
-        return runner.invoke(app, [str(argument) for argument in arguments])
-
-    return call
+    return runner(monkeypatch)
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A .jsonl file of short documents."""
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    return path
+    return write_texts(tmp_path / "data.jsonl")
 
 
-def expect_one_line(result: Result, *words: str, code: int = 2) -> None:
-    """One line on stderr with the words, nothing on stdout, no traceback."""
-    lines = [line for line in result.stderr.splitlines() if line.startswith("sinklens:")]
-    assert result.exit_code == code, result.output
-    assert len(lines) == 1
-    assert "Traceback" not in result.output
-    for word in words:
-        assert word in lines[0]
-
-
-def test_report_writes_one_page(run: Callable[..., Result], data: Path, tmp_path: Path) -> None:
+def test_report_writes_one_page(run: Run, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "report.html"
     result = run("report", "--data", data, "--out", out, "--context-length", 32, "--quiet", "--title", "My heads")
     assert result.exit_code == 0, result.output
@@ -59,14 +39,14 @@ def test_report_writes_one_page(run: Callable[..., Result], data: Path, tmp_path
     assert [path.name for path in out.parent.iterdir()] == ["report.html"]
 
 
-def test_report_without_data_uses_the_built_in_text(run: Callable[..., Result], tmp_path: Path) -> None:
+def test_report_without_data_uses_the_built_in_text(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     result = run("report", "--out", out, "--context-length", 32, "--documents", 2, "--quiet", "--json")
     assert json.loads(result.stdout) == {"report": str(out), "bytes": out.stat().st_size}
     assert "built-in demonstration text" in out.read_text()
 
 
-def test_profile_saves_a_result_and_tables(run: Callable[..., Result], data: Path, tmp_path: Path) -> None:
+def test_profile_saves_a_result_and_tables(run: Run, data: Path, tmp_path: Path) -> None:
     common = ("profile", "--data", data, "--context-length", 32, "--quiet", "--eps", 0.2)
     assert run(*common, "--out", tmp_path / "p.safetensors").exit_code == 0
     profile = HeadProfile.load(tmp_path / "p.safetensors")
@@ -80,14 +60,14 @@ def test_profile_saves_a_result_and_tables(run: Callable[..., Result], data: Pat
     )
 
 
-def test_profile_json_is_json_alone(run: Callable[..., Result], data: Path) -> None:
+def test_profile_json_is_json_alone(run: Run, data: Path) -> None:
     result = run("profile", "--data", data, "--context-length", 32, "--quiet", "--json")
     found = json.loads(result.stdout)
     assert set(found["summary"]["sink_rate"]) == {"per_sample", "mean_first", "per_query", "mean_mass"}
     assert found["provenance"]["n_documents"] == 3
 
 
-def test_profile_prints_the_strongest_heads(run: Callable[..., Result], data: Path) -> None:
+def test_profile_prints_the_strongest_heads(run: Run, data: Path) -> None:
     result = run("profile", "--data", data, "--context-length", 32, "--quiet")
     assert "HeadProfile(tiny-llama_3x5: 3 layers x 5 heads, 3 documents" in result.stdout
     rows = [line.split() for line in result.stdout.splitlines() if line and line.split()[0].isdigit()]
@@ -96,7 +76,7 @@ def test_profile_prints_the_strongest_heads(run: Callable[..., Result], data: Pa
     assert masses == sorted(masses, reverse=True)
 
 
-def test_check_prints_a_verdict_per_layer(run: Callable[..., Result], tmp_path: Path) -> None:
+def test_check_prints_a_verdict_per_layer(run: Run, tmp_path: Path) -> None:
     result = run("check", "anything", "--out", tmp_path / "check.csv")
     assert result.exit_code == 0
     assert "3 exact; edits of the pattern change the logits" in result.stdout
@@ -105,8 +85,8 @@ def test_check_prints_a_verdict_per_layer(run: Callable[..., Result], tmp_path: 
 
 
 def test_check_of_a_refused_model_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "load_model", lambda name, **_: bridge("deepseek_v3"))
-    result = CliRunner().invoke(app, ["check", "deepseek"])
+    monkeypatch.setattr(loading, "load_model", lambda name, **_: bridge("gemma4"))
+    result = CliRunner().invoke(app, ["check", "gemma4"])
     assert result.exit_code == 1
     assert "failed: 2 layers, 2 refused" in result.stdout
 
@@ -132,7 +112,7 @@ def test_check_of_a_refused_model_exits_with_1(monkeypatch: pytest.MonkeyPatch) 
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
 def test_a_mistake_is_one_line(
-    run: Callable[..., Result], data: Path, tmp_path: Path, command: str, arguments: list[str], words: list[str]
+    run: Run, data: Path, tmp_path: Path, command: str, arguments: list[str], words: list[str]
 ) -> None:
     out = (
         [] if "--out" in arguments else ["--out", tmp_path / "out.html" if command == "report" else tmp_path / "o.csv"]
@@ -143,7 +123,7 @@ def test_a_mistake_is_one_line(
     assert set(tmp_path.iterdir()) == before
 
 
-def test_a_broken_line_is_named_by_its_number(run: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_broken_line_is_named_by_its_number(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "broken.jsonl"
     path.write_text('{"text": "one two three"}\n{"text": "four five"\n')
     out = tmp_path / "profile.csv"
@@ -152,7 +132,7 @@ def test_a_broken_line_is_named_by_its_number(run: Callable[..., Result], tmp_pa
 
 
 def test_an_unknown_table_is_refused_before_the_model_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(loading, "load_model", lambda name, **_: pytest.fail("loaded"))
     expect_one_line(run("profile", "--out", tmp_path / "table.xls"), ".xls", ".safetensors", ".csv")
@@ -165,7 +145,7 @@ def test_a_model_that_does_not_load_is_one_line() -> None:
 
 @pytest.mark.parametrize("moment", ["loading", "measuring"])
 def test_interrupt_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result], data: Path, tmp_path: Path, moment: str
+    monkeypatch: pytest.MonkeyPatch, run: Run, data: Path, tmp_path: Path, moment: str
 ) -> None:
     from sinklens.analyzers.profile import ProfileAnalyzer
 
@@ -183,7 +163,7 @@ def test_interrupt_leaves_nothing(
     assert all(not point.fwd_hooks for point in model.hook_dict.values())
 
 
-def test_a_bug_is_one_line_too(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result], data: Path) -> None:
+def test_a_bug_is_one_line_too(monkeypatch: pytest.MonkeyPatch, run: Run, data: Path) -> None:
     monkeypatch.setattr(HeadProfile, "to_dataframe", lambda self: 1 / 0)
     result = run("profile", "--data", data, "--context-length", 32, "--quiet")
     expect_one_line(result, "unexpected error: ZeroDivisionError", "SINKLENS_DEBUG", code=1)

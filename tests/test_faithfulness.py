@@ -18,7 +18,7 @@ from sinklens.metrics.ranking import ranks, removal_counts, select, select_by_ra
 from sinklens.results.faithfulness import FaithfulnessResult
 from sinklens.results.faithfulness_progress import partial_faithfulness
 from sinklens.viz.faithfulness import faithfulness_curves, faithfulness_differences
-from tests.captured import BACKENDS, TEXT_FAMILIES, load, n_hooks, new
+from tests.captured import BACKENDS, TEXT_FAMILIES, apart, load, n_hooks, new, output_weight
 from tests.families import FAMILIES, inputs
 from tests.reference import attention as reference
 from tests.reference import faithfulness as slow
@@ -28,7 +28,18 @@ GRANULARITIES = ("pair", "edge", "token")
 # Grouped heads, sliding windows, a learned sink, a gate.
 CHOSEN = [
     name
-    for name in ("gpt2", "phi", "llama", "llama_3x5", "mistral", "gemma2", "gpt_oss", "qwen3_next", "bloom")
+    for name in (
+        "gpt2",
+        "phi",
+        "llama",
+        "llama_3x5",
+        "mistral",
+        "gemma2",
+        "gpt_oss",
+        "qwen3_next",
+        "bloom",
+        "deepseek_v3",
+    )
     if name in TEXT_FAMILIES
 ]
 DOCUMENTS = [
@@ -150,7 +161,7 @@ def reference_logits(
 
     def keep(end: str) -> Callable[..., None]:
         def look(tensor: Tensor, hook: Any) -> None:
-            seen[end] = tensor.detach()
+            seen[end] = apart(model, end, tensor.detach())
 
         return look
 
@@ -158,10 +169,10 @@ def reference_logits(
         def at_z(z: Tensor, hook: Any) -> Tensor:
             pattern, value = seen["hook_pattern"], seen["hook_v"]
             gate = seen["hook_q_gate"].sigmoid().reshape(z.shape) if family.gated else None
-            projected = reference.projected_values(value, model.blocks[layer].attn.W_O, pattern.shape[2], gate)
+            projected = reference.projected_values(value, output_weight(model, layer), pattern.shape[2], gate)
             visible = reference.visible_keys(torch.ones(tokens.shape, dtype=torch.bool), True, family.windows[layer])
             removed = [choose(pattern, projected, visible[0])]
-            return slow.masked_z(pattern, value, gate, removed, renormalize).to(z)
+            return slow.masked_z(pattern, value, gate, removed, renormalize).to(z).reshape(z.shape)
 
         return at_z
 
@@ -191,7 +202,7 @@ def expected_loss(
 
 def precision(name: str) -> torch.dtype:
     """float64, where PyTorch can run the family's experts in it: orders then agree to the last term."""
-    return torch.float32 if name in ("gpt_oss", "qwen3_next") else torch.float64
+    return torch.float32 if name in ("gpt_oss", "qwen3_next", "deepseek_v3") else torch.float64
 
 
 def measured_loss(model: Any, name: str, metric: str, mode: str, fraction: float, **settings: Any) -> float:
@@ -331,6 +342,10 @@ def test_hooks_for_the_user_do_what_the_study_measures() -> None:
     measured = measured_loss(model, "llama", "intra", "sufficiency", 0.2, granularity="edge")
     assert slow.mean_loss(logits[0], tokens[0]) == pytest.approx(measured, abs=1e-5)
     assert "lowest 0.2 by intra" in repr(masking)
+    length = tokens.shape[1]
+    rankable = model.cfg.n_layers * model.cfg.n_heads * length * (length + 1) // 2
+    assert masking.rankable.tolist() == [rankable]
+    assert 0 < masking.removed.item() <= 0.2 * rankable
 
 
 def test_random_depends_on_its_seed_only(whole: FaithfulnessResult) -> None:

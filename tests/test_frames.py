@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import sinklens as sl
 from sinklens.models import frames
-from tests.captured import BACKENDS, MODELS, load, new
-from tests.families import inputs
+from tests.captured import BACKENDS, MODELS, load, new, raw_layers
+from tests.families import FAMILIES, inputs
+from tests.reference import attention as reference
 
 TEXTS = ["The cat sat on the mat", "There are 12 apples"]
 
@@ -53,6 +55,39 @@ def test_a_folded_model_is_recognised_and_its_numbers_are_others(backend: str) -
     assert (after.value_norm / before.value_norm - 1).abs().max() > 0.02
     with pytest.raises(sl.InputError, match="cannot merge results that differ in frame"):
         after.merge(before)
+
+
+def constant_values(model: Any, name: str, layer: int) -> Tensor:
+    """What every value has whatever its token, ``[head, d_head]``: ``b_V``, and a LayerNorm's bias times ``W_V``."""
+    family, block = FAMILIES[name], model.blocks[layer]
+    found = block.attn.b_V.detach().double().reshape(-1, family.d_head)
+    if name == "gpt2":
+        bias = getattr(block.ln1, "b", None) if hasattr(block.ln1, "b") else block.ln1.bias
+        found = found + torch.einsum("m,hmd->hd", bias.detach().double(), block.attn.W_V.detach().double())
+    return found.repeat_interleave(family.n_heads // len(found), dim=0)
+
+
+# How far contributions move, at most, when b_V is moved into b_O (and the writing weights of GPT-2 are centred).
+MOVED = {"gpt2": 0.2, "llama": 0.1, "qwen2": 0.1}
+
+
+@pytest.mark.filterwarnings("ignore::sinklens.errors.FrameWarning")
+@pytest.mark.parametrize(("backend", "name"), [(backend, name) for backend in BACKENDS for name in MOVED])
+def test_folded_contributions_are_those_of_values_without_what_all_of_them_have(backend: str, name: str) -> None:
+    model, tokens = load(backend, name), inputs(name)[:, :9]
+    after = sl.attention_maps(folded(backend, name), tokens[0])
+    before = sl.attention_maps(model, tokens[0])
+    assert (before.intra - after.intra).abs().max() > MOVED[name]
+    assert (before.value_norm / after.value_norm - 1).abs().max() > 0.1
+    for row, (layer, one) in enumerate(raw_layers(model, name, tokens).items()):
+        common = torch.einsum("hd,hdm->hm", constant_values(model, name, layer), one.W_O)
+        projected = one.projected - common[None, :, None, None]
+        if "centred" in after.provenance.frame:
+            projected = projected - projected.mean(-1, keepdim=True)
+        expected = reference.intra(one.pattern, projected)[0]
+        torch.testing.assert_close(after.intra[row].double(), expected, rtol=0, atol=1e-4)
+        expected = reference.inter(one.pattern, projected)[0]
+        torch.testing.assert_close(after.inter[row].double(), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

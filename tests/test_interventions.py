@@ -24,7 +24,7 @@ from sinklens.interventions import (
     zero_sink_values,
 )
 from sinklens.interventions import targets as targets_module
-from tests.captured import BACKENDS, MODELS, RawLayer, load, n_hooks, new, raw_layers
+from tests.captured import BACKENDS, MODELS, RawLayer, apart, load, n_hooks, new, raw_layers
 from tests.families import FAMILIES, inputs
 from tests.reference import interventions as reference
 
@@ -42,7 +42,7 @@ def watched(model: Any, tokens: Tensor, hooks: Intervention, names: list[str], *
     seen: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:
-        return lambda tensor, hook: seen.__setitem__(name, tensor.detach().double())
+        return lambda tensor, hook: seen.__setitem__(name, apart(model, name, tensor.detach().double()))
 
     with torch.no_grad(), model.hooks(fwd_hooks=[*hooks, *((name, keep(name)) for name in names)]):
         model(tokens, **arguments)
@@ -435,14 +435,6 @@ def test_edits_that_would_be_thrown_away_are_refused(backend: str, name: str) ->
     assert n_hooks(model) == own
 
 
-def test_values_of_latent_attention_are_refused_and_its_pattern_is_edited() -> None:
-    model, tokens = load("bridge", "deepseek_v3"), inputs("deepseek_v3")
-    for level in ("head", "kv"):
-        with pytest.raises(UnsupportedAttentionError, match="layer 0: latent attention"):
-            zero_sink_values(model, level=level)
-    assert (run(model, tokens, set_sink_mass(model, 0.5)) - run(model, tokens)).abs().max() > 1e-3
-
-
 def test_a_model_of_images_takes_edits_of_values() -> None:
     model, pixels = load("bridge", "vit"), inputs("vit")
     plain, edited = (run(model, pixels, hooks) for hooks in ([], zero_sink_values(model, heads=[(1, 2)])))
@@ -546,10 +538,10 @@ def test_a_mask_of_other_sequences_is_refused() -> None:
 def test_reprs_say_what_moves() -> None:
     model = load("bridge", "llama")
     assert repr(zero_sink_values(model, heads=[(1, 2)], level="kv")) == (
-        "Intervention(zero_sink_values of key/value heads, moves heads 1.2, 1.3, at first; 2 hooks)"
+        "Intervention(zero_sink_values of key/value heads, moves heads 1.2, 1.3, at sink 'first'; 2 hooks)"
     )
-    assert "scale_sink_values 0.5, head 1.2, at 0,3" in repr(scale_sink_values(model, 0.5, heads=[(1, 2)], sink=[3, 0]))
-    assert "at random positions without first, seed 4" in repr(placebo(zero_sink_values(model), seed=4))
+    assert "scale_sink_values 0.5, head 1.2, at sink '0,3'" in repr(scale_sink_values(model, 0.5, heads=[(1, 2)], sink=[3, 0]))
+    assert "at random positions instead of sink 'first', seed 4" in repr(placebo(zero_sink_values(model), seed=4))
     assert "in a random direction, seed 4" in repr(placebo(set_sink_mass(model, 0.5), "direction", seed=4))
 
 

@@ -296,7 +296,11 @@ def test_batches_made_before_are_taken_and_their_settings_are_not_repeated() -> 
 
 @pytest.mark.parametrize(
     ("backend", "name"),
-    [(b, n) for b, n in MODELS if n in ("llama_3x5", "mistral", "gemma2", "gpt_oss", "qwen3_next", "bert")],
+    [
+        (b, n)
+        for b, n in MODELS
+        if n in ("llama_3x5", "mistral", "gemma2", "gpt_oss", "qwen3_next", "bert", "deepseek_v3")
+    ],
 )
 def test_keys_equal_the_summed_reference(backend: str, name: str) -> None:
     model, family = load(backend, name), FAMILIES[name]

@@ -1,7 +1,11 @@
 """Multiple choice: records are read and checked, options are scored as the literal sums say, and hooks are active."""
 
+import copy
 import json
 import math
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +14,13 @@ import torch
 from torch import Tensor
 
 import sinklens as sl
-from sinklens.errors import HookNotFiredError, InputError, ResultFileError
+from sinklens.errors import HookNotFiredError, InputError, NoEffectError, ResultFileError
 from sinklens.masking import mask_by_metric, multiple_choice
 from sinklens.masking.records import choice_item, read_items
+from sinklens.models.smollm2 import packaged_weights
 from sinklens.results.multiple_choice import MultipleChoiceResult
-from tests.captured import BACKENDS, load, n_hooks
+from tests.captured import BACKENDS, load, n_hooks, new
+from tests.tiny_tokenizer import tiny_tokenizer
 
 MMLU = {"question": "Which animal sat on the mat?", "choices": ["the cat", "the dog", "a fox", "an apple"], "answer": 0}
 WINOGRANDE = {
@@ -32,6 +38,8 @@ RECORDS: list[dict[str, Any]] = [
     {"question": "is it?", "answer": "no"},
 ]
 QUIET: dict[str, Any] = {"progress": False, "n_bootstrap": 50}
+DATA = Path(__file__).parents[2] / "shared" / "data"
+[THE] = tiny_tokenizer()(" the", add_special_tokens=False)["input_ids"]
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +61,17 @@ def test_each_form_asks_what_it_says() -> None:
     assert bare.contexts[0] == "Question: is it?\nAnswer:"
 
 
-def literal_score(model: Any, context: str, scored: str, per: str) -> float:
-    """Σ log p(token) over the scored part's tokens, one sequence at a time, in float64."""
+Hooks = Callable[[Any, Tensor], Any]
+
+
+def literal_score(model: Any, context: str, scored: str, per: str, hooks: Hooks = lambda model, tokens: []) -> float:
+    """Σ log p(token) over the scored part's tokens, one sequence at a time, in float64; hooks made for that sequence."""
     encode = lambda text: model.tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
     before, whole = encode(context), encode(context + scored)
     assert whole[: len(before)] == before
     tokens = torch.tensor([[model.tokenizer.bos_token_id, *whole]])
     with torch.no_grad():
-        log_p = model(tokens)[0].double().log_softmax(-1)
+        log_p = model.run_with_hooks(tokens, fwd_hooks=list(hooks(model, tokens)))[0].double().log_softmax(-1)
     total = 0.0
     for position in range(1 + len(before), tokens.shape[1]):
         total += float(log_p[position - 1, tokens[0, position]])
@@ -97,9 +108,148 @@ def test_hooks_and_masking_are_active_and_gone_afterwards(model: Any) -> None:
     assert n_hooks(model) == before
 
 
+# Each with the hooks for tasks, and those for one sequence alone.
+EDITS: dict[str, Hooks] = {
+    "none": lambda model, tokens: [],
+    "zero": lambda model, tokens: sl.zero_sink_values(model),
+    "mass of a head": lambda model, tokens: sl.set_sink_mass(model, 0.9, heads=[(0, 1), (1, 2)]),
+    "sink by position": lambda model, tokens: sl.zero_sink_values(model, sink=[0, 3]),
+    "sink by token": lambda model, tokens: sl.zero_sink_values(model, sink=f"token:{THE}", tokens=tokens),
+    "detected sink": lambda model, tokens: sl.remove_sink_attention(model, sink="detect:0.2"),
+    "random position": lambda model, tokens: sl.placebo(sl.zero_sink_values(model, tokens=tokens), "position", seed=3),
+    "densify": lambda model, tokens: sl.densify_attention(model, 0.5),
+    "inter, pairs": lambda model, tokens: told(sl.mask_by_metric(model, "inter", 0.3), tokens),
+    "intra, tokens": lambda model, tokens: told(sl.mask_by_metric(model, "intra", 0.3, granularity="token"), tokens),
+    "random terms": lambda model, tokens: told(sl.mask_by_metric(model, "random", 0.3), tokens),
+    "a sum": lambda model, tokens: [
+        *sl.placebo(sl.zero_sink_values(model, level="kv", tokens=tokens), "position", seed=3),
+        *told(sl.mask_by_metric(model, "random", 0.3, granularity="token"), tokens),
+    ],
+}
+
+
+def told(masking: Any, tokens: Tensor) -> Any:
+    masking.use(tokens, torch.ones_like(tokens, dtype=torch.bool))
+    return masking
+
+
+@pytest.mark.parametrize("edit", [edit for edit in EDITS if edit != "none"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_edit_does_in_a_padded_batch_what_it_does_to_one_sequence(backend: str, edit: str) -> None:
+    model = load(backend, "llama")
+    clean = multiple_choice(model, RECORDS, **QUIET)
+    elsewhere = torch.tensor([[0, THE]])  # what the hooks were made for before must not matter
+    result = multiple_choice(model, RECORDS, hooks=EDITS[edit](model, elsewhere), batch_size=5, **QUIET)
+    for number, item in enumerate(read_items(RECORDS)):
+        for option, (context, scored) in enumerate(zip(item.contexts, item.scored, strict=True)):
+            expected = literal_score(model, context, scored, "tokens", EDITS[edit])
+            assert result.scores[number, option].item() == pytest.approx(expected, abs=2e-4)
+    assert (result.scores - clean.scores).nan_to_num().abs().max() > 1e-3
+    assert result.provenance.conventions["changed"]
+
+
+def test_an_edit_around_the_call_knows_the_sequences_too(model: Any) -> None:
+    control = sl.placebo(sl.zero_sink_values(model), "position", seed=3)
+    inside = multiple_choice(model, RECORDS, hooks=control, batch_size=4, **QUIET)
+    with sl.intervene(model, control):
+        around = multiple_choice(model, RECORDS, batch_size=2, **QUIET)
+    torch.testing.assert_close(around.scores, inside.scores, equal_nan=True, atol=1e-5, rtol=0)
+    assert inside.provenance.conventions["hooks"].startswith("zero_sink_values")
+    assert around.provenance.conventions["hooks"] == "none"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_tokenizer_that_pads_on_the_left_changes_nothing(backend: str, family: str) -> None:
+    records = [*RECORDS, {**MMLU, "question": "<eos><eos>?"}]
+    edit = EDITS["random position"]
+    model = new(backend, family)
+    model.tokenizer = copy.deepcopy(model.tokenizer)
+    model.tokenizer.padding_side = "left"
+    model.tokenizer.pad_token_id = model.tokenizer.bos_token_id
+    plain = load(backend, family)
+    result = multiple_choice(model, records, hooks=edit(model, torch.tensor([[0, 1]])), **QUIET)
+    for number, item in enumerate(read_items(records)):
+        for option, (context, scored) in enumerate(zip(item.contexts, item.scored, strict=True)):
+            expected = literal_score(plain, context, scored, "tokens", edit)
+            assert result.scores[number, option].item() == pytest.approx(expected, abs=2e-4)
+
+
+def test_an_edit_that_cannot_be_or_does_nothing_is_told(model: Any) -> None:
+    passes: list[int] = []
+    count = [("blocks.0.hook_resid_pre", lambda tensor, hook: passes.append(1))]
+    handle = model.hooks(fwd_hooks=count)
+    with handle:
+        with pytest.raises(InputError, match="sink position 40 lies beyond a sequence of"):
+            multiple_choice(model, RECORDS, hooks=sl.zero_sink_values(model, sink=40), **QUIET)
+        rows = sl.zero_sink_values(model, sink=torch.zeros(8, 1, dtype=torch.long))
+        with pytest.raises(InputError, match="one row per sequence of a batch of yours"):
+            multiple_choice(model, RECORDS, hooks=rows, **QUIET)
+        assert passes == []
+    absent = sl.zero_sink_values(model, sink="token:2", tokens=torch.tensor([[0, 2]]))
+    with pytest.raises(NoEffectError, match=r"changed nothing.*; leave it out$"):
+        multiple_choice(model, RECORDS, hooks=absent, **QUIET)
+    assert not multiple_choice(model, RECORDS, **QUIET).provenance.conventions["changed"]
+
+
+@pytest.fixture(scope="module")
+def real_models() -> tuple[Any, Any]:
+    """SmolLM2-135M-Instruct in float32 and in float64."""
+    return sl.load_model("smollm2-135m"), sl.load_model("smollm2-135m", dtype="float64")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(packaged_weights() is None, reason="the package with SmolLM2-135M is not installed")
+@pytest.mark.skipif(not DATA.is_dir(), reason="the task files are not there")
+@pytest.mark.parametrize("name", ["mmlu_sample", "winogrande_dev", "boolq_dev_questions"])
+def test_real_tasks_on_a_real_model(real_models: tuple[Any, Any], name: str) -> None:
+    model, precise = real_models
+    path, form = DATA / f"{name}.jsonl", name.split("_")[0]
+    items = read_items(path)
+    assert len(items) > 1000
+    assert read_items(path, form) == items
+    scores = []
+    for edit in ("none", "zero", "inter, pairs"):
+        hooks = EDITS[edit](model, torch.tensor([[1, 2]]))
+        result = multiple_choice(model, path, hooks=hooks, max_items=2, batch_size=8, **QUIET)
+        # Rounding swaps ranks near the boundary, so a masking is compared in the precision that ranked.
+        reference = model if edit == "inter, pairs" else precise
+        for number, item in enumerate(items[:2]):
+            for option, (context, scored) in enumerate(zip(item.contexts, item.scored, strict=True)):
+                expected = literal_score(reference, context, scored, "tokens", EDITS[edit])
+                assert result.scores[number, option].item() == pytest.approx(expected, abs=2e-3)
+        scores.append(result.scores)
+    assert all((other - scores[0]).abs().max() > 0.02 for other in scores[1:])
+
+
 def test_a_hook_that_does_not_fire_is_told(model: Any) -> None:
     with pytest.raises(HookNotFiredError, match=r"no hook 'blocks\.9"):
         multiple_choice(model, RECORDS, hooks=[("blocks.9.attn.hook_z", lambda z, hook: z)], **QUIET)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_hook_behind_a_flag_is_told(backend: str) -> None:
+    said = "fired 0 times in 1 forward passes" if backend == "hooked" else "a hook cannot fire.*use_hook_mlp_in"
+    hooks = [("blocks.0.hook_mlp_in", lambda tensor, hook: None)]
+    with pytest.raises(HookNotFiredError, match=said):
+        multiple_choice(load(backend, "llama"), RECORDS, hooks=hooks, **QUIET)
+
+
+def test_another_models_tokenizer_is_told() -> None:
+    model = new(BACKENDS[0], "llama")
+    model.cfg.d_vocab = 100
+    with pytest.raises(InputError, match=r"the task has the token id \d+; the model's vocabulary has ids 0 to 99"):
+        multiple_choice(model, RECORDS, **QUIET)
+
+
+def test_the_harness_is_an_extra(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sys, sinklens; sinklens.harness_model; print('lm_eval' in sys.modules)"
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+    for name in ("lm_eval", "lm_eval.api", "lm_eval.api.model"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=r"is not installed: pip install 'sinklens\[harness\]'$"):
+        sl.harness_model(model)
 
 
 def test_records_come_from_files_and_datasets(model: Any, tmp_path: Path) -> None:
@@ -111,6 +261,10 @@ def test_records_come_from_files_and_datasets(model: Any, tmp_path: Path) -> Non
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_list([MMLU, {**MMLU, "answer": 3}])
     assert multiple_choice(model, table, **QUIET).answers.tolist() == [0, 3]
+    assert read_items(table.to_iterable_dataset()) == read_items(table)
+    assert read_items(table.to_pandas().to_dict("records")) == read_items(table)
+    with pytest.raises(InputError, match=r"several splits \('test'\); pass one of them"):
+        read_items(datasets.DatasetDict({"test": table}))
 
 
 def test_a_long_context_is_cut_on_the_left_and_counted(model: Any) -> None:
@@ -122,6 +276,7 @@ def test_a_long_context_is_cut_on_the_left_and_counted(model: Any) -> None:
 
     result = multiple_choice(model, [long], hooks=[("blocks.0.hook_resid_pre", look)], **QUIET)
     assert result.provenance.n_cut == 4
+    assert repr(result).endswith("4 contexts cut)")
     assert seen[0].shape[1] == model.cfg.n_ctx
     assert bool(result.scores.isfinite().all())
     with pytest.raises(InputError, match=r"item 0, option 1: its scored part takes \d+ tokens"):
@@ -147,6 +302,13 @@ def without(record: dict[str, Any], field: str) -> dict[str, Any]:
         ({**MMLU, "answer": "Z"}, "expected the index of a choice"),
         ({**MMLU, "choices": ["one"]}, "choices is ['one']; expected a list of at least two"),
         ({**MMLU, "question": " "}, "question is ' '; expected text"),
+        ({**MMLU, "choices": ["one", " "]}, "choices[1] is ' '; expected text"),
+        ({**MMLU, "choices": ["one", None]}, "choices[1] is None; expected text"),
+        ({**MMLU, "answer": 1.0}, "answer is 1.0; expected the index of a choice"),
+        ({**WINOGRANDE, "option1": ""}, "option1 is ''; expected text"),
+        ({**WINOGRANDE, "sentence": "A _ or a _ here."}, "the sentence has several '_'"),
+        ({"question": "", "answer": True}, "question is ''; expected text"),
+        ({**MMLU, "question": "half \ud800"}, "cannot be encoded"),
         ({**WINOGRANDE, "answer": "3"}, "answer is '3'; expected '1' or '2'"),
         ({**WINOGRANDE, "sentence": "No blank."}, "the sentence has no '_'"),
         ("text", "record 1 is a str; expected a mapping"),
@@ -170,6 +332,11 @@ def test_a_broken_file_is_told_with_its_line(tmp_path: Path) -> None:
     path.write_text(json.dumps(without(MMLU, "choices")) + "\n")
     with pytest.raises(InputError, match=r"task.jsonl, line 1 has no field 'choices'"):
         read_items(path)
+    path.write_bytes(json.dumps(MMLU).encode() + b"\n\xff\xfe\n")
+    with pytest.raises(InputError, match=r"task.jsonl cannot be read as UTF-8"):
+        read_items(path)
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(MMLU).encode())
+    assert len(read_items(path)) == 1
     path.write_text("")
     with pytest.raises(InputError, match="holds no record"):
         read_items(path)

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
+import sinklens as sl
 import sinklens.viz
 from sinklens.errors import InputError
 from sinklens.metrics.patterns import KINDS
@@ -144,6 +145,20 @@ def test_layer_lines_are_means_over_heads(profile: HeadProfile) -> None:
     line = viz.layer_lines(profile, ["sink_mass"]).data[1]
     assert torch.allclose(torch.tensor(line.y), profile.sink_mass.mean(1))
     assert list(line.x) == [0, 1, 2]
+
+
+def test_drift_lines_are_means_over_heads_and_the_pass_has_its_own() -> None:
+    sums, counts = sl.DriftProfile.empty(2, 3)
+    for number, name in enumerate(("cone_with", "cone_without"), start=1):
+        sums[name] += number * torch.arange(6.0).reshape(2, 3)
+        counts[sl.DriftProfile.COUNT_OF[name]] += 10
+    clean = sl.DriftProfile(sums, counts, (4, 9), make_profile(1, 1, 4).provenance)
+    lines = viz.drift_lines(clean).data[1::2]
+    assert [list(line.x) for line in lines] == [[4, 9]] * 2
+    assert [line.y.tolist() for line in lines] == [pytest.approx([0.1, 0.4]), pytest.approx([0.2, 0.8])]
+    ablated = dataclasses.replace(clean, sums={**sums, "cone_with": sums["cone_with"] * 3})
+    named = {line.name: line.y.tolist() for line in viz.drift_lines(sl.AblatedDrift(clean, ablated)).data[1::2]}
+    assert named["sinks zeroed in the pass"] == pytest.approx([0.3, 1.2])
 
 
 def test_scatter_places_every_head_and_says_which_it_is(profile: HeadProfile) -> None:

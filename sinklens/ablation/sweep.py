@@ -167,7 +167,8 @@ class _Norms(Watch):
 
         def add(z: Tensor, hook: Any) -> None:
             factor = cached_head_factor(self.attention.module(layer), W_O.to(z.device))
-            squared = to_head_space(at_least_float32(z), factor).square().sum(-1).transpose(1, 2)
+            apart = self.attention.heads_apart(Z, layer, z)
+            squared = to_head_space(at_least_float32(apart), factor).square().sum(-1).transpose(1, 2)
             kept = torch.where(self.rows[layer], squared, 0.0).sum((0, 2), dtype=torch.float64)
             self.sums["measured"][number, index] += kept.cpu()
 

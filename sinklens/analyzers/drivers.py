@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sinklens.analyzers.maps import layer_maps
 from sinklens.analyzers.means import MeansAnalyzer
+from sinklens.metrics.contributions import contribution_factors, inner_products
 from sinklens.metrics.drivers import FACTORS, GROUPS, contribution_drivers, key_groups
 from sinklens.models.layer import LayerAttention
 from sinklens.results.driver_profile import STATISTICS, DriverProfile
@@ -32,10 +33,11 @@ class DriversAnalyzer(MeansAnalyzer):
     def update(self, attention: LayerAttention) -> None:
         """Add one layer of one batch, a document and a head at a time."""
         groups = key_groups(attention.sink, attention.visible, attention.queries, self.tail)
+        maps = layer_maps(attention)
+        products = inner_products(maps["direction"], maps["value"])
+        _, ratio, cosine = contribution_factors(attention.pattern, products, maps["value_norm"], maps["output_norm"])
         for row in range(len(attention.tokens)):
-            maps = layer_maps(attention, row)
-            norms = maps["value_norm"] if maps["value_norm"].ndim == 3 else maps["value_norm"].unsqueeze(1)
-            factors = (maps["attention"], norms / maps["output_norm"].unsqueeze(-1), maps["cosine"])
+            factors = (attention.pattern[row], ratio[row].expand_as(cosine[row]), cosine[row])
             for number, group in enumerate(GROUPS):
                 self._add_group(attention.index, group, groups[number, row], factors)
 

@@ -10,11 +10,7 @@ from torch import Tensor
 from sinklens.analyzers.base import Analyzer, Setup
 from sinklens.analyzers.run import describe, run
 from sinklens.errors import InputError
-from sinklens.metrics.contributions import (
-    gated_value_norms,
-    inter_directions,
-    value_cosines,
-)
+from sinklens.metrics.contributions import gated_value_norms, inter_directions
 from sinklens.metrics.head_space import to_head_space
 from sinklens.models.attention import ModelAttention
 from sinklens.models.capture import LayerReader
@@ -23,13 +19,14 @@ from sinklens.models.frames import warn_once
 from sinklens.models.hook_names import PATTERN, at_layer
 from sinklens.models.labels import token_labels
 from sinklens.models.layer import LayerAttention
+from sinklens.models.patches import as_image, position_labels, reads_images
 from sinklens.models.sinks import Sink, SinkRule, sink_rule
 from sinklens.models.tokens import tokenize
 from sinklens.results import attention_maps as result
 from sinklens.results.provenance import Provenance
 
-# Pattern and two cosines in float32, for every head, query and key.
-BYTES_PER_PAIR = 12
+# The pattern in float32, for every head, query and key; and three vectors for every head and position.
+BYTES_PER_NUMBER = 4
 
 
 class AttentionMaps(result.AttentionMaps):
@@ -99,8 +96,8 @@ class MapsAnalyzer(Analyzer):
         self._done.add(attention.index)
         for name, tensor in layer_maps(attention).items():
             if name not in self.tensors:
-                self.tensors[name] = torch.empty(len(self.layers), *tensor.shape, dtype=tensor.dtype)
-            self.tensors[name][attention.index] = tensor
+                self.tensors[name] = torch.empty(len(self.layers), *tensor.shape[1:], dtype=tensor.dtype)
+            self.tensors[name][attention.index] = tensor[0]
         self.sinks |= set(attention.sink[attention.sink >= 0].tolist())
         self.tokens = attention.tokens[0].cpu()
 
@@ -114,31 +111,26 @@ class MapsAnalyzer(Analyzer):
         )  # fmt: skip
 
 
-def layer_maps(attention: LayerAttention, row: int = 0) -> dict[str, Tensor]:
-    """The stored factors of one layer's maps, for one sequence of a batch.
+def layer_maps(attention: LayerAttention) -> dict[str, Tensor]:
+    """What maps of one layer keep.
 
     Returns:
-        ``attention``, ``cosine``, ``layer_cosine`` ``[head, query, key]``; ``value_norm``; ``output_norm``
-        ``[head, query]``; ``layer_norm`` ``[query]``; ``visible`` ``[query, key]``.
+        ``attention`` ``[batch, head, query, key]``; ``value``, ``direction``, ``layer_direction``
+        ``[batch, position, head, d_head]``; ``value_norm`` ``[batch, head, key]``, or ``[batch, head, query, key]`` under a
+        gate; ``output_norm`` ``[batch, head, query]``; ``layer_norm`` ``[batch, query]``; ``visible`` ``[batch, query, key]``.
     """
-    hidden = ~attention.visible
-    norms = _value_norms(attention)
-    output_norm = attention.head_output.norm(dim=-1).transpose(1, 2)
-    along_head = to_head_space(attention.head_output, attention.weights.factor.mT)
     along_layer, layer_squared = inter_directions(attention.output, attention.W_O)
-    layer_norm = layer_squared.sqrt()
-    cosine = value_cosines(along_head, attention.head_value, norms, output_norm, attention.gate)
-    layer_cosine = value_cosines(along_layer, attention.head_value, norms, layer_norm, attention.gate)
-    for fresh in (cosine, layer_cosine):
-        fresh.masked_fill_(hidden.unsqueeze(1), float("nan"))
-    found = {"attention": attention.pattern, "cosine": cosine, "layer_cosine": layer_cosine}
-    found |= {
-        "value_norm": norms,
-        "output_norm": output_norm,
-        "layer_norm": layer_norm[:, 0],
+    gate = 1.0 if attention.gate is None else attention.gate
+    return {
+        "attention": attention.pattern,
+        "value": attention.head_value,
+        "direction": to_head_space(attention.head_output, attention.weights.factor.mT) * gate,
+        "layer_direction": along_layer * gate,
+        "value_norm": _value_norms(attention),
+        "output_norm": attention.head_output.norm(dim=-1).transpose(1, 2),
+        "layer_norm": layer_squared.sqrt()[:, 0],
         "visible": attention.visible,
     }
-    return {name: tensor[row] for name, tensor in found.items()}
 
 
 def _value_norms(attention: LayerAttention) -> Tensor:
@@ -159,8 +151,8 @@ def attention_maps(
 
     Args:
         model: a TransformerBridge or HookedTransformer; it is not changed.
-        text: a string, or token ids ``[position]``.
-        layers: the model's own layer numbers; None for all. A map takes ``12 T²`` bytes a head.
+        text: a string, token ids ``[position]``, or for a model of images the pixels ``[1, channel, row, column]``.
+        layers: the model's own layer numbers; None for all. Maps of ``T`` tokens take about ``4 T²`` bytes a head.
         sink: ``"first"``, ``"token:ID"``, positions, or ``"detect"``; only recorded here, no metric depends on it.
         prepend_bos: True or False overrides what the model's tokenizer does.
 
@@ -173,6 +165,8 @@ def attention_maps(
         HookNotFiredError: a hook did not fire exactly once.
         UnsupportedAttentionError: a layer does not decompose into attention times values.
     """
+    if reads_images(model):
+        return _maps_of_image(model, as_image(model, text), layers, sink)
     one = [text] if isinstance(text, str) else text
     batches = tokenize(
         model,
@@ -190,9 +184,26 @@ def attention_maps(
     return maps
 
 
+def _maps_of_image(model: Any, pixels: Tensor, layers: Iterable[int] | None, sink: Sink | SinkRule) -> AttentionMaps:
+    attention = ModelAttention(model, layers)
+    reader = LayerReader(attention, sink_rule(sink))
+    if reader.sink.kind == "token":
+        raise InputError(
+            f"sink {reader.sink.describe()!r} needs token ids; an image has none, choose sinks by position"
+        )
+    warn_once(attention.name, attention.frame)
+    analyzer = MapsAnalyzer(lambda row: position_labels(model, len(row)))
+    analyzer.start(Setup(attention.layers, model.cfg.n_heads, attention.name))
+    reader.read_image(pixels, analyzer.update)
+    length = analyzer.tensors["attention"].shape[-1]
+    provenance = describe(attention, reader.sink, context_length=length, n_documents=1, n_sequences=1, n_tokens=length)
+    return dataclasses.replace(analyzer.result(provenance), token_ids=())
+
+
 def _require_memory(attention: ModelAttention, length: int) -> None:
     """Say before the pass, not in the middle of it, that the maps will not fit."""
-    needed = len(attention.layers) * attention.model.cfg.n_heads * BYTES_PER_PAIR * length**2
+    cfg = attention.model.cfg
+    needed = len(attention.layers) * cfg.n_heads * BYTES_PER_NUMBER * length * (length + 3 * cfg.d_head)
     available = available_memory(torch.device("cpu"))
     if available is not None and needed > available:
         raise InputError(
@@ -215,7 +226,9 @@ def _maps_from_cache(
     if ids.shape[1] != length:
         raise InputError(f"{ids.shape[1]} tokens do not fit a cache of {length} positions; pass the cache's own tokens")
     warn_once(attention.name, attention.frame)
-    analyzer = MapsAnalyzer(_position_labels if tokens is None else lambda row: token_labels(model, row))
+    analyzer = MapsAnalyzer(
+        (lambda row: position_labels(model, len(row))) if tokens is None else lambda row: token_labels(model, row)
+    )
     analyzer.start(Setup(attention.layers, model.cfg.n_heads, attention.name))
     with torch.no_grad():
         for index, layer in enumerate(attention.layers):
@@ -231,7 +244,3 @@ def _cached_length(attention: ModelAttention, cache: Any) -> int:
         if name in cache:
             return cache[name].shape[-1]
     raise InputError(f"the cache has no {names[-1]!r}; cache it too (names_filter, or none)")
-
-
-def _position_labels(tokens: Tensor) -> list[str]:
-    return [str(position) for position in range(len(tokens))]

@@ -4,6 +4,7 @@ from sinklens.errors import NoEffectError
 from sinklens.interventions.context import InterventionRecord, intervene
 from sinklens.interventions.controls import placebo
 from sinklens.interventions.hooks import Intervention
+from sinklens.interventions.learned_sinks import scale_learned_sink
 from sinklens.interventions.patterns import (
     densify_attention,
     diagonalize_attention,
@@ -26,6 +27,7 @@ __all__ = [
     "mean_sink_values",
     "placebo",
     "remove_sink_attention",
+    "scale_learned_sink",
     "scale_sink_values",
     "set_sink_mass",
     "zero_sink_values",

@@ -15,7 +15,7 @@ from sinklens.interventions.targets import LayerTarget
 from sinklens.metrics.head_space import expand_kv_heads
 from sinklens.metrics.sinks import attention_on
 from sinklens.metrics.values import sink_mask
-from sinklens.models.hook_names import GATE, PATTERN, VALUE
+from sinklens.models.hook_names import GATE, PATTERN, VALUE, Z
 from sinklens.models.layer import at_least_float32
 
 Hook = tuple[str, Callable[..., Any]]
@@ -134,15 +134,17 @@ class ValueEdit(Edit):
     change: Callable[[Tensor], Tensor]
     identity: bool = False
 
-    def __call__(self, value: Tensor, hook: Any) -> Tensor:
-        """The values ``[batch, key, kv_head, d_head]``, changed at the sinks."""
+    def __call__(self, hooked: Tensor, hook: Any) -> Tensor:
+        """The values ``[batch, key, kv_head, d_head]``, or as the hook has them, changed at the sinks."""
+        value = self.target.attention.heads_apart(VALUE, self.target.layer, hooked)
         require_values(self.target, value)
         sink = self.choice.find((value.shape[0], value.shape[1]), value.device)
         row, column = (sink >= 0).nonzero(as_tuple=True)
         kv_heads = torch.tensor(self.target.kv_heads, device=value.device)
         index = (row.unsqueeze(-1), sink[row, column].unsqueeze(-1), kv_heads)
         old = at_least_float32(value[index])
-        return value.index_put(index, (old + self.change(old)).to(value.dtype))
+        edited = value.index_put(index, (old + self.change(old)).to(value.dtype))
+        return self.target.attention.as_hooked(VALUE, self.target.layer, edited, hooked)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,9 +191,11 @@ class HeadOutputEdit(Edit):
     adjust: Callable[[Tensor], Tensor] | None = None
     identity: bool = False
 
-    def __call__(self, z: Tensor, hook: Any) -> Tensor:
-        """The head outputs ``[batch, query, head, d_head]``, changed in the chosen heads."""
-        pattern, value, gate = self.memory.take(self.target.layer, self.target.attention.is_gated)
+    def __call__(self, hooked: Tensor, hook: Any) -> Tensor:
+        """The head outputs ``[batch, query, head, d_head]``, or as the hook has them, changed in the chosen heads."""
+        attention, layer = self.target.attention, self.target.layer
+        pattern, value, gate = self.memory.take(layer, attention.is_gated)
+        value, z = attention.heads_apart(VALUE, layer, value), attention.heads_apart(Z, layer, hooked)
         require_values(self.target, value)
         heads = torch.tensor(self.target.heads, device=z.device)
         value = expand_kv_heads(value.to(z.device), self.target.n_heads)[:, :, heads]
@@ -201,7 +205,7 @@ class HeadOutputEdit(Edit):
             change = change * gate.to(z.device).view_as(z)[:, :, heads]
         change = change if self.adjust is None else self.adjust(change)
         edited = at_least_float32(z[:, :, heads]) + change
-        return z.index_copy(2, heads, edited.to(z.dtype))
+        return attention.as_hooked(Z, layer, z.index_copy(2, heads, edited.to(z.dtype)), hooked)
 
 
 def require_values(target: LayerTarget, value: Tensor) -> None:

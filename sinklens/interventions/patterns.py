@@ -69,13 +69,13 @@ def set_sink_mass(
         def edit(pattern: Tensor, whole: Tensor) -> Tensor:
             wanted = masses[target.layer]
             wanted = wanted.to(pattern.device) if isinstance(wanted, Tensor) else wanted
-            is_sink, visible = sink_keys(target, sinks, whole), _visible(target, sinks, pattern)
+            is_sink, visible = sink_keys(target, sinks, whole), visible_pairs(target, sinks, pattern)
             return with_sink_mass(pattern, is_sink, visible, wanted, target.attention.has_learned_sink(target.layer))
 
         return edit
 
     amount = f"{mass:g}" if isinstance(mass, int | float) else "given"
-    return _edit_pattern(targets, choice, f"set_sink_mass {amount}", make)
+    return edit_pattern(targets, choice, f"set_sink_mass {amount}", make)
 
 
 def remove_sink_attention(
@@ -118,7 +118,7 @@ def remove_sink_attention(
     def make(target: LayerTarget, sinks: SinkChoice) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda pattern, whole: without_sinks(pattern, sink_keys(target, sinks, whole))
 
-    return _edit_pattern(targets, choice, "remove_sink_attention", make)
+    return edit_pattern(targets, choice, "remove_sink_attention", make)
 
 
 def densify_attention(
@@ -153,10 +153,10 @@ def densify_attention(
         raise InputError(f"base is {base!r}; expected 'attention' or 'identity'")
 
     def make(target: LayerTarget, sinks: SinkChoice) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda pattern, _: densified(pattern, _visible(target, sinks, pattern), strength, base)
+        return lambda pattern, _: densified(pattern, visible_pairs(target, sinks, pattern), strength, base)
 
     title, identity = f"densify_attention {strength:g}, base {base}", strength == 0 and base == "attention"
-    return _edit_pattern(targets, choice, title, make, identity, has_sinks=False)
+    return edit_pattern(targets, choice, title, make, identity, has_sinks=False)
 
 
 def diagonalize_attention(
@@ -187,9 +187,9 @@ def diagonalize_attention(
     strength = require_fraction(strength, "strength")
 
     def make(target: LayerTarget, sinks: SinkChoice) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda pattern, _: diagonalized(pattern, _visible(target, sinks, pattern), strength)
+        return lambda pattern, _: diagonalized(pattern, visible_pairs(target, sinks, pattern), strength)
 
-    return _edit_pattern(targets, choice, f"diagonalize_attention {strength:g}", make, strength == 0, has_sinks=False)
+    return edit_pattern(targets, choice, f"diagonalize_attention {strength:g}", make, strength == 0, has_sinks=False)
 
 
 def mask_contributions(model: Any, removed: Mapping[int, Tensor], *, renormalize: bool = False) -> Intervention:
@@ -216,7 +216,7 @@ def mask_contributions(model: Any, removed: Mapping[int, Tensor], *, renormalize
 
     title = "mask_contributions" + (", renormalised" if renormalize else "")
     empty = not any(bool(mask.any()) for mask in removed.values())
-    return _edit_pattern(targets, SinkChoice(), title, make, empty, has_sinks=False)
+    return edit_pattern(targets, SinkChoice(), title, make, empty, has_sinks=False)
 
 
 def _masses(targets: list[LayerTarget], mass: float | Mapping[int, Tensor]) -> dict[int, float | Tensor]:
@@ -252,14 +252,26 @@ def _fitting(mask: Tensor, pattern: Tensor) -> Tensor:
         ) from error
 
 
-def _visible(target: LayerTarget, choice: SinkChoice, pattern: Tensor) -> Tensor:
+def visible_pairs(target: LayerTarget, choice: SinkChoice, pattern: Tensor) -> Tensor:
+    """Which keys each query of the sequences that are run sees ``[batch, query, key]``."""
     return target.visible(choice.real((pattern.shape[0], pattern.shape[-1]), pattern.device))
 
 
-def _edit_pattern(
+def edit_pattern(
     targets: list[LayerTarget], choice: SinkChoice, title: str, make: PatternMaker, identity: bool = False,
     has_sinks: bool = True, seed: int | None = None,
 ) -> Intervention:  # fmt: skip
+    """An intervention on the pattern of every target, that can be made again elsewhere or in a random direction.
+
+    Args:
+        targets: layers and heads.
+        choice: the sinks.
+        title: what is done, in words.
+        make: gives the edit of a layer.
+        identity: whether it changes nothing by construction.
+        has_sinks: whether the edit is made at sinks, so that it has a control at other positions.
+        seed: of a random direction; None for the edit itself.
+    """
     require_editable(targets, REMEDY)
     hooks: list[Hook] = []
     for target in targets:
@@ -270,10 +282,10 @@ def _edit_pattern(
             else _turned(target, edit, seed)
         )
     heads = heads_of(targets)
-    where = f", {described(heads, targets[0].n_heads)}" + (f", at {choice.describe()}" if has_sinks else "")
+    where = f", {described(heads, targets[0].n_heads)}" + (f", at {choice.in_words()}" if has_sinks else "")
     direction = "" if seed is None else f" in a random direction, seed {seed}"
     recipe = Recipe(
-        lambda other, turn: _edit_pattern(
+        lambda other, turn: edit_pattern(
             targets, choice if other is None else other, title, make, identity, has_sinks, turn
         ),
         choice if has_sinks else None,

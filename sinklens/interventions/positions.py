@@ -11,6 +11,7 @@ from sinklens.axes import KeyMask, Pattern, SinkPositions, Visible
 from sinklens.errors import InputError
 from sinklens.metrics.sinks import positions_of
 from sinklens.metrics.values import sink_mask
+from sinklens.models.running import running_sequences
 from sinklens.models.sinks import Sink, SinkRule, sink_rule
 
 Attention = Callable[[], tuple[Pattern, Visible]]
@@ -20,7 +21,7 @@ class SinkChoice:
     """The sinks of the sequences that are run next, by a rule or by explicit positions.
 
     Without ``mask`` every position counts as a real token, so ``first`` is position 0. With padding on either side give
-    the mask; for a rule by token id, the tokens.
+    the mask; for a rule by token id, the tokens. Where sinklens itself makes the batches (tasks), its own take their place.
 
     Attributes:
         rule: how sinks are chosen, or None where ``positions`` says it.
@@ -51,6 +52,10 @@ class SinkChoice:
             self.find((known.shape[0], known.shape[1]), known.device)
         return self
 
+    def known(self) -> tuple[Tensor | None, Tensor | None]:
+        """Tokens and mask of the sequences that are run: those of the pass where it says them, else what was given."""
+        return running_sequences() or (self.tokens, self.mask)
+
     @property
     def needs_pattern(self) -> bool:
         """Whether sinks are found on the attention pattern, so that they may differ from layer to layer."""
@@ -62,10 +67,11 @@ class SinkChoice:
         Raises:
             InputError: the mask is that of other sequences than those that are run.
         """
-        if self.mask is None:
+        mask = self.known()[1]
+        if mask is None:
             return torch.ones(shape, dtype=torch.bool, device=device)
-        _require_shape("attention_mask", self.mask, shape)
-        return self.mask.to(device)
+        _require_shape("attention_mask", mask, shape)
+        return mask.to(device)
 
     def find(self, shape: tuple[int, int], device: torch.device, attention: Attention | None = None) -> SinkPositions:
         """Sink positions ``[batch, sink]`` of sequences of a shape ``(batch, position)``, -1 where absent.
@@ -73,17 +79,23 @@ class SinkChoice:
         Raises:
             InputError: what is known of the sequences does not fit, or a position lies beyond them.
         """
-        if self.tokens is not None:
-            _require_shape("tokens", self.tokens, shape)
+        tokens = self.known()[0]
+        if tokens is not None:
+            _require_shape("tokens", tokens, shape)
         real = self.real(shape, device)
         if self.positions is not None:
             return self._given(shape, real)
         assert self.rule is not None
-        tokens = torch.zeros(shape, dtype=torch.long, device=device) if self.tokens is None else self.tokens.to(device)
+        tokens = torch.zeros(shape, dtype=torch.long, device=device) if tokens is None else tokens.to(device)
         return self.rule.positions(tokens, real, attention)
 
     def _given(self, shape: tuple[int, int], real: KeyMask) -> SinkPositions:
         assert self.positions is not None
+        if running_sequences() is not None:
+            raise InputError(
+                "sink is a tensor of positions, one row per sequence of a batch of yours, but here sinklens makes the batches; "
+                "choose sinks by rule, such as 'first', 0 or 'token:ID'"
+            )
         sink = self.positions.to(real.device)
         if len(sink) != shape[0]:
             raise InputError(f"sink has positions for {len(sink)} sequences; expected one row for each of {shape[0]}")
@@ -96,8 +108,12 @@ class SinkChoice:
         return sink
 
     def describe(self) -> str:
-        """The choice in words."""
+        """The choice, as a rule is written."""
         return self.rule.describe() if self.rule is not None else "given positions"
+
+    def in_words(self) -> str:
+        """The choice, to stand after "at"."""
+        return "the given positions" if self.rule is None else f"sink {self.rule.describe()!r}"
 
 
 class RandomPositions(SinkChoice):
@@ -131,16 +147,16 @@ class RandomPositions(SinkChoice):
         return positions_of(chosen).to(device)
 
     def _generator(self, row: int) -> torch.Generator:
-        tokens = self.choice.tokens
+        tokens, mask = self.choice.known()
         key = row
         if tokens is not None:
-            real = tokens[row] if self.choice.mask is None else tokens[row][self.choice.mask[row].to(tokens.device)]
+            real = tokens[row] if mask is None else tokens[row][mask[row].to(tokens.device)]
             key = zlib.crc32(real.cpu().long().numpy().tobytes())
         return torch.Generator().manual_seed(zlib.crc32(f"{self.seed}/{key}".encode()))
 
-    def describe(self) -> str:
-        """The choice in words."""
-        return f"random positions without {self.choice.describe()}, seed {self.seed}"
+    def in_words(self) -> str:
+        """The choice, to stand after "at"."""
+        return f"random positions instead of {self.choice.in_words()}, seed {self.seed}"
 
 
 def sink_choice(

@@ -46,8 +46,15 @@ class LayerTarget:
 
     @property
     def n_kv_heads(self) -> int:
-        """The number of key/value heads."""
+        """The number of key/value heads; of latent attention, whose values are per head, all heads."""
+        if self.attention.latent_width(self.layer) is not None:
+            return self.n_heads
         return int(getattr(self.attention.model.cfg, "n_key_value_heads", None) or self.n_heads)
+
+    @property
+    def d_head(self) -> int:
+        """How many numbers a head's value has."""
+        return self.attention.output_weights(self.layer)[0].shape[1]
 
     @property
     def group_size(self) -> int:
@@ -135,6 +142,8 @@ def require_plain_values(targets: Iterable[LayerTarget]) -> None:
         UnsupportedAttentionError: naming the first layer of latent attention (MLA).
     """
     for target in targets:
+        if target.attention.latent_width(target.layer) is not None:
+            continue
         try:
             _ = target.attention.module(target.layer).b_V
         except NotImplementedError as error:

@@ -132,7 +132,7 @@ def mean_sink_values(
     """
     targets, choice = choose(model, heads, layers), sink_choice(model, sink, tokens, attention_mask)
     for target in targets:
-        expected = (target.n_kv_heads, model.cfg.d_head)
+        expected = (target.n_kv_heads, target.d_head)
         if target.layer not in means or tuple(means[target.layer].shape) != expected:
             got = tuple(means[target.layer].shape) if target.layer in means else "none"
             raise InputError(
@@ -178,7 +178,7 @@ def _change_values(
     recipe = Recipe(
         lambda other, turn: _change_values(targets, _given(other), level, title, factor, means, turn), choice
     )
-    return Intervention(hooks, f"{title}{where}, at {choice.describe()}{direction}", heads, recipe)
+    return Intervention(hooks, f"{title}{where}, at {choice.in_words()}{direction}", heads, recipe)
 
 
 def _given(choice: SinkChoice | None) -> SinkChoice:

@@ -14,6 +14,7 @@ from sinklens.models.attention import ModelAttention
 from sinklens.models.capture import LayerReader
 from sinklens.models.hook_names import GATE, PATTERN, VALUE, Z
 from sinklens.models.layer import LayerAttention, LayerWeights, at_least_float32
+from sinklens.models.running import running_sequences
 from sinklens.models.sinks import Sink, SinkRule, sink_rule
 from sinklens.models.verify import layout_failure
 
@@ -30,7 +31,8 @@ class RankMasking(list[Hook]):
         metric: what ranks the terms.
         fraction: how much of them goes, 0 to 1.
         mode: ``comprehensiveness`` removes the highest, ``sufficiency`` the lowest.
-        removed: terms removed so far since :meth:`use` ``[batch]``, all layers and heads together.
+        removed: terms removed so far ``[batch]``, all layers and heads together; since :meth:`use`, or since the batch
+            has this size.
         rankable: the terms that could have been ``[batch]``.
     """
 
@@ -58,15 +60,16 @@ class RankMasking(list[Hook]):
         self.removed, self.rankable = torch.zeros(2, len(tokens), dtype=torch.float64)
 
     def _given(self) -> tuple[Tensor, Tensor] | None:
-        return None if self.tokens is None else (self.tokens, self.mask)
+        return running_sequences() or (None if self.tokens is None else (self.tokens, self.mask))
 
     def _edit(self, view: LayerAttention, z: Tensor) -> Tensor:
         rankable = self.rule.rankable(view)
         places = None if self._places is None else self._places[view.layer]
         removed = self.rule.removed(view, self.metric, self.fraction, self.mode, rankable, places)
-        if self.tokens is not None:
-            self.removed += removed.sum((1, 2, 3)).cpu()
-            self.rankable += rankable.sum((1, 2, 3)).cpu()
+        if len(self.removed) != len(removed):  # not told of the batch: count from its first layer on
+            self.removed, self.rankable = torch.zeros(2, len(removed), dtype=torch.float64)
+        self.removed += removed.sum((1, 2, 3)).cpu()
+        self.rankable += rankable.sum((1, 2, 3)).cpu()
         return without_terms(view, z, removed, self.rule.renormalize)
 
     def __repr__(self) -> str:
@@ -143,19 +146,22 @@ class LayerHooks:
     def _at_z(self, z: Tensor, hook: Any) -> Tensor | None:
         seen, self.seen = self.seen, {}
         missing = [template for template in self.watched if template not in seen]
+        attention = self.reader.attention
         if missing:
             # Some adapters (OPT, GPT-J, BERT) let the wrapped module compute attention, and show its pattern afterwards.
-            attention = self.reader.attention
             raise UnsupportedAttentionError(
                 f"{attention.name}, layer {self.layer}: {missing[0].format(layer=self.layer)!r} did not fire before the head "
                 f"outputs, so no term can be taken out of them: pass all hooks of a masking together; if they were, "
                 f"{attention.backend} computes this attention inside the wrapped module, and the model has to be loaded "
                 "as a HookedTransformer (TransformerLens 3)"
             )
-        return self.receive(self._view(seen, z.detach()), z)
+        apart = attention.heads_apart(Z, self.layer, z)
+        edited = self.receive(self._view(seen, apart.detach()), apart)
+        return None if edited is None else attention.as_hooked(Z, self.layer, edited, z)
 
     def _view(self, seen: Mapping[str, Tensor], z: Tensor) -> LayerAttention:
-        pattern, value, z = (at_least_float32(tensor) for tensor in (seen[PATTERN], seen[VALUE], z))
+        value = self.reader.attention.heads_apart(VALUE, self.layer, seen[VALUE])
+        pattern, value, z = (at_least_float32(tensor) for tensor in (seen[PATTERN], value, z))
         weights = self.weights(self.layer, pattern.device)
         self.reader.require(self.layer, layout_failure(pattern, value, z, weights.W_O))
         if pattern.shape[-1] != pattern.shape[-2]:

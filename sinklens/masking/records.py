@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sinklens.errors import InputError
+from sinklens.models.environment import one_line
 from sinklens.models.sources import is_dataset_name, is_file_name, load_dataset_by_name
 
 FORMS = {
@@ -66,6 +67,9 @@ def _records(records: Any) -> Iterator[tuple[str, Any]]:
         return
     if is_dataset_name(records):
         records = load_dataset_by_name(records)
+    if isinstance(records, Mapping) and type(records).__module__.split(".")[0] == "datasets":
+        names = ", ".join(repr(name) for name in records)
+        raise InputError(f"the dataset has several splits ({names}); pass one of them, such as dataset['validation']")
     if isinstance(records, (str, bytes, Mapping)) or not hasattr(records, "__iter__"):
         raise InputError(
             f"the records are a {type(records).__name__}; "
@@ -79,14 +83,20 @@ def _file_records(path: Path) -> Iterator[tuple[str, Any]]:
         raise InputError(f"{path} is no .jsonl file; expected one JSON record per line")
     if not path.is_file():
         raise InputError(f"no file {path}; check the path")
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            place = f"{path}, line {number}"
-            try:
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield place, json.loads(line)
-            except ValueError as error:
-                raise InputError(f"{place} is no JSON: {error}; expected one record per line") from error
+                    yield f"{path}, line {number}", _parsed(line, f"{path}, line {number}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as UTF-8 text: {one_line(error)}") from error
+
+
+def _parsed(line: str, place: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{place} is no JSON: {one_line(error)}; expected one record per line") from error
 
 
 def choice_item(record: Any, form: str, place: str) -> ChoiceItem:
@@ -116,7 +126,7 @@ def _form_of(record: Mapping[str, Any]) -> str:
         return "mmlu"
     is_winogrande = any(field in record for field in ("sentence", "option1", "option2"))
     # Not a bare 0 or 1: that may as well be an index into choices that are missing.
-    answer = record.get("answer")
+    answer = _plain(record.get("answer"))
     has_boolean = isinstance(answer, bool) or (
         isinstance(answer, str) and answer.lower() in ("yes", "no", "true", "false")
     )
@@ -124,16 +134,29 @@ def _form_of(record: Mapping[str, Any]) -> str:
 
 
 def _mmlu(record: Mapping[str, Any], place: str) -> ChoiceItem:
-    choices, answer = record["choices"], record["answer"]
+    choices, answer = _plain(record["choices"]), _plain(record["answer"])
     if not isinstance(choices, Sequence) or isinstance(choices, str) or len(choices) < 2:
         raise InputError(f"{place}: choices is {choices!r}; expected a list of at least two")
+    options = tuple(f" {_option(choice, f'{place}: choices[{index}]')}" for index, choice in enumerate(choices))
     number = _LETTERS.find(answer.strip().upper()) if isinstance(answer, str) and len(answer.strip()) == 1 else answer
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(choices):
         raise InputError(
             f"{place}: answer is {answer!r}; expected the index of a choice, 0 to {len(choices) - 1}, or its letter"
         )
     context = f"Question: {_text(record, 'question', place)}\nAnswer:"
-    return ChoiceItem((context,) * len(choices), tuple(f" {str(choice).strip()}" for choice in choices), number)
+    return ChoiceItem((context,) * len(options), options, number)
+
+
+def _plain(value: Any) -> Any:
+    """What numpy wraps, as Python has it: tables hand out such choices and answers."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _option(choice: Any, place: str) -> str:
+    text = str(choice).strip() if isinstance(choice, str | int | float) and not isinstance(choice, bool) else ""
+    if not text:
+        raise InputError(f"{place} is {choice!r}; expected text")
+    return text
 
 
 def _winogrande(record: Mapping[str, Any], place: str) -> ChoiceItem:
@@ -142,6 +165,8 @@ def _winogrande(record: Mapping[str, Any], place: str) -> ChoiceItem:
         raise InputError(
             f"{place}: the sentence has no '_' with text after it; expected such as 'Ann thanked _ for it.'"
         )
+    if _BLANK in after:
+        raise InputError(f"{place}: the sentence has several '_'; expected one blank, such as 'Ann thanked _ for it.'")
     if str(record["answer"]) not in ("1", "2"):
         raise InputError(f"{place}: answer is {record['answer']!r}; expected '1' or '2'")
     options = (_text(record, "option1", place), _text(record, "option2", place))
@@ -149,7 +174,7 @@ def _winogrande(record: Mapping[str, Any], place: str) -> ChoiceItem:
 
 
 def _boolq(record: Mapping[str, Any], place: str) -> ChoiceItem:
-    answer = _YES_NO.get(str(record["answer"]).lower())
+    answer = _YES_NO.get(str(_plain(record["answer"])).lower())
     if answer is None:
         raise InputError(f"{place}: answer is {record['answer']!r}; expected true or false")
     question = _text(record, "question", place).strip()

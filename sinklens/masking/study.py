@@ -25,9 +25,10 @@ from sinklens.models.environment import available_memory
 from sinklens.models.frames import warn_once
 from sinklens.models.layer import LayerAttention
 from sinklens.models.sinks import Sink, SinkRule, sink_rule
-from sinklens.models.tokens import TokenBatch
+from sinklens.models.tokens import TokenBatch, TokenBatches
 from sinklens.results.faithfulness import FaithfulnessResult
 from sinklens.results.faithfulness_progress import Cell, FaithfulnessProgress
+from sinklens.results.provenance import Provenance
 
 Scores = Literal["running", "clean"]
 # A few tokens show whether a layer decomposes.
@@ -102,32 +103,25 @@ def faithfulness(
     """
     cells: list[Cell] = list(itertools.product(check_metrics(metrics), check_modes(modes), check_fractions(fractions)))
     rule = masking_rule(granularity, ranking, exempt, renormalize, seed)
-    if scores not in get_args(Scores):
-        raise InputError(f"scores is {scores!r}; expected 'running' or 'clean'")
-    if isinstance(n_bootstrap, bool) or not isinstance(n_bootstrap, int) or n_bootstrap < 1:
-        raise InputError(f"n_bootstrap is {n_bootstrap!r}; expected a whole number of at least 1")
+    _require_settings(scores, n_bootstrap)
     attention = ModelAttention(model, layers)
     require_causal(attention)
     batches = as_batches(model, texts, {"context_length": context_length, "batch_size": batch_size, **tokenization})
     runner = MaskedPasses(attention, rule, sink_rule(sink), clean_scores=scores == "clean")
     finished = FaithfulnessProgress(resume, runner.settings, check_metrics(metrics))
-
-    def provenance() -> Any:
-        conventions = {name: value for name, value in runner.settings.items() if name in _CONVENTIONS}
-        found = provenance_of(attention, batches, runner.reader.sink.describe(), seed, **conventions)
-        return dataclasses.replace(found, weights=attention.checksum)
-
     try:
-        with tqdm(disable=not progress, unit=" passes", desc=attention.name, leave=False) as bar:
-            for number, batch in enumerate(batches):
-                bar.total = None if batches.total is None else batches.total * (1 + len(cells))
-                finished.start_batch(number, _checksum(batch))
-                finished.provenance = provenance().to_dict()
-                runner.run(number, batch, cells, finished, bar)
+        runner.run_all(batches, cells, finished, progress)
     finally:
         finished.save()
     warn_once(attention.name, attention.frame)
-    return finished.result(cells, provenance(), n_bootstrap)
+    return finished.result(cells, runner.provenance(batches), n_bootstrap)
+
+
+def _require_settings(scores: str, n_bootstrap: int) -> None:
+    if scores not in get_args(Scores):
+        raise InputError(f"scores is {scores!r}; expected 'running' or 'clean'")
+    if isinstance(n_bootstrap, bool) or not isinstance(n_bootstrap, int) or n_bootstrap < 1:
+        raise InputError(f"n_bootstrap is {n_bootstrap!r}; expected a whole number of at least 1")
 
 
 _CONVENTIONS = ("granularity", "ranking", "scores", "exempt", "renormalize", "layers")
@@ -153,6 +147,23 @@ class MaskedPasses:
             "ranking": rule.ranking, "scores": "clean" if self.clean_scores else "running", "exempt": list(rule.exempt),
             "sink": self.reader.sink.describe(), "renormalize": rule.renormalize, "seed": rule.seed,
         }  # fmt: skip
+
+    def provenance(self, batches: TokenBatches) -> Provenance:
+        """The model, the text so far, and how terms were ranked."""
+        conventions = {name: self.settings[name] for name in _CONVENTIONS}
+        found = provenance_of(self.attention, batches, self.reader.sink.describe(), self.rule.seed, **conventions)
+        return dataclasses.replace(found, weights=self.attention.checksum)
+
+    def run_all(
+        self, batches: TokenBatches, cells: Sequence[Cell], finished: FaithfulnessProgress, progress: bool
+    ) -> None:
+        """Measure what is not finished of every batch; each finished pass is handed to ``finished``."""
+        with tqdm(disable=not progress, unit=" passes", desc=self.attention.name, leave=False) as bar:
+            for number, batch in enumerate(batches):
+                bar.total = None if batches.total is None else batches.total * (1 + len(cells))
+                finished.start_batch(number, _checksum(batch))
+                finished.provenance = self.provenance(batches).to_dict()
+                self.run(number, batch, cells, finished, bar)
 
     def run(
         self, number: int, batch: TokenBatch, cells: Sequence[Cell], finished: FaithfulnessProgress, bar: Any

@@ -1,34 +1,37 @@
 """Multiple-choice accuracy by the likelihood of the options, with any hooks on the model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor
 from tqdm.auto import tqdm
 
 from sinklens.ablation.passes import require_causal
 from sinklens.errors import InputError
+from sinklens.masking.likelihoods import (
+    Hook,
+    Scored,
+    described_hooks,
+    edited_passes,
+    require_in_vocabulary,
+    require_rows,
+)
 from sinklens.masking.records import ChoiceItem, read_items
-from sinklens.masking.study import run_masked
 from sinklens.models.attention import ModelAttention
 from sinklens.models.encoding import TextEncoder, text_encoder
-from sinklens.models.tokens import TokenBatch
 from sinklens.results.multiple_choice import MultipleChoiceResult
 from sinklens.results.provenance import Provenance
 
 Normalization = Literal["tokens", "bytes", "none"]
-Hook = tuple[str, Callable[..., Any]]
 
 
 class _Option(NamedTuple):
-    """Token ids of one option of an item, and how many at the end are scored."""
+    """One option of an item: what is scored, and the bytes of its text."""
 
     item: int
     option: int
-    token_ids: list[int]
-    n_scored: int
+    scored: Scored
     n_bytes: int
 
 
@@ -57,7 +60,9 @@ def multiple_choice(
         model: a TransformerBridge or HookedTransformer with causal attention and a tokenizer; it is not changed.
         records: a .jsonl path, a ``datasets`` object or name (``hf:NAME``), or a list of mappings.
         hooks: ``(hook_name, function)`` pairs that are active: an intervention, or :func:`sinklens.mask_by_metric`. Each must
-            fire once in every pass. Sequences are padded on the right; hooks with a method ``use(tokens, mask)`` are told.
+            fire once in every pass. Interventions and maskings, also those of an :func:`sinklens.intervene` block around
+            this call, know which tokens are real; other hooks with a method ``use(tokens, mask)`` are told. Padding is on
+            the right, whatever the tokenizer's ``padding_side``.
         form: ``mmlu``, ``winogrande``, ``boolq``, or ``auto``: told from the fields of each record.
         normalize: the log-likelihood is divided by the scored part's number of ``"tokens"`` or ``"bytes"``, or ``"none"``.
         max_items: at most so many.
@@ -74,7 +79,8 @@ def multiple_choice(
     Raises:
         InputError: a record or an argument cannot be used; before the first pass.
         UnsupportedAttentionError: the model is not causal.
-        HookNotFiredError: a hook did not fire exactly once in a pass.
+        HookNotFiredError: the model has no such hook, or it did not fire exactly once in a pass.
+        NoEffectError: an edit changed nothing in any pass.
     """
     if normalize not in get_args(Normalization):
         raise InputError(f"normalize is {normalize!r}; expected 'tokens', 'bytes' or 'none'")
@@ -86,18 +92,27 @@ def multiple_choice(
     items = read_items(records, form, max_items)
     encoder = text_encoder(model, prepend_bos)
     options, n_cut = _encoded(items, encoder, model.cfg.n_ctx)
+    require_in_vocabulary(attention, (token for option in options for token in option.scored.token_ids), "the task")
+    require_rows(hooks, [option.scored for option in options])
     scores = torch.full((len(items), max(len(item.scored) for item in items)), torch.nan, dtype=torch.float64)
-    with tqdm(total=len(options), disable=not progress, unit=" options", desc=attention.name, leave=False) as bar:
+    with (
+        tqdm(total=len(options), disable=not progress, unit=" options", desc=attention.name, leave=False) as bar,
+        edited_passes(attention, hooks) as passes,
+    ):
         for start in range(0, len(options), batch_size):
             chunk = options[start : start + batch_size]
-            for option, likelihood in zip(chunk, _likelihoods(attention, chunk, hooks), strict=True):
-                scores[option.item, option.option] = likelihood / _length(option, normalize)
+            found = passes.likelihoods([option.scored for option in chunk])
+            for option, likelihood in zip(chunk, found, strict=True):
+                scores[option.item, option.option] = likelihood.total / _length(option, normalize)
             bar.update(len(chunk))
     provenance = Provenance(
         attention.name, weights=attention.checksum, backend=attention.backend, frame=attention.frame, dtype=attention.dtype,
         context_length=model.cfg.n_ctx, n_documents=len(items), n_sequences=len(options),
-        n_tokens=sum(len(option.token_ids) for option in options), n_cut=n_cut, prepended_bos=bool(encoder.prefix),
-        conventions={"form": form, "normalize": normalize}, seed=seed,
+        n_tokens=sum(len(option.scored.token_ids) for option in options), n_cut=n_cut,
+        prepended_bos=bool(encoder.prefix), seed=seed,
+        conventions={
+            "form": form, "normalize": normalize, "hooks": described_hooks(hooks), "changed": passes.record.changed,
+        },
     )  # fmt: skip
     return MultipleChoiceResult(scores, torch.tensor([item.answer for item in items]), provenance, n_bootstrap)
 
@@ -117,8 +132,13 @@ def _encoded(items: Sequence[ChoiceItem], encoder: TextEncoder, longest: int) ->
                 )
             n_cut += len(body) > room
             token_ids = [*encoder.prefix, *body[-room:]]
-            options.append(_Option(number, option, token_ids, min(n_scored, len(token_ids) - 1), len(scored.encode())))
-    return sorted(options, key=lambda option: len(option.token_ids), reverse=True), n_cut
+            if len(token_ids) < 2:
+                raise InputError(
+                    f"item {number}, option {option}: nothing stands before its scored part; use prepend_bos=True"
+                )
+            known = Scored(token_ids, min(n_scored, len(token_ids) - 1))
+            options.append(_Option(number, option, known, len(scored.encode())))
+    return sorted(options, key=lambda option: len(option.scored.token_ids), reverse=True), n_cut
 
 
 def _joined(encoder: TextEncoder, context: str, scored: str) -> tuple[list[int], int]:
@@ -132,29 +152,4 @@ def _joined(encoder: TextEncoder, context: str, scored: str) -> tuple[list[int],
 
 
 def _length(option: _Option, normalize: str) -> int:
-    return {"tokens": option.n_scored, "bytes": option.n_bytes, "none": 1}[normalize]
-
-
-def _likelihoods(attention: ModelAttention, options: Sequence[_Option], hooks: Sequence[Hook]) -> list[float]:
-    """The log-likelihood of each option's scored tokens, in float32 from the logits."""
-    batch = _padded(options)
-    use = getattr(hooks, "use", None)
-    if use is not None:
-        use(batch.tokens, batch.mask)
-    logits = run_masked(attention, batch, hooks)
-    found: list[float] = []
-    for row, option in enumerate(options):
-        end = len(option.token_ids)
-        targets = batch.tokens[row, end - option.n_scored : end].to(logits.device).unsqueeze(-1)
-        log_probabilities = logits[row, end - option.n_scored - 1 : end - 1].float().log_softmax(-1)
-        found.append(log_probabilities.gather(-1, targets).double().sum().item())
-    return found
-
-
-def _padded(options: Sequence[_Option]) -> TokenBatch:
-    lengths = torch.tensor([len(option.token_ids) for option in options])
-    tokens: Tensor = torch.zeros(len(options), int(lengths.max()), dtype=torch.long)
-    for row, option in zip(tokens, options, strict=True):
-        row[: len(option.token_ids)] = torch.tensor(option.token_ids)
-    mask = torch.arange(tokens.shape[1]) < lengths.unsqueeze(-1)
-    return TokenBatch(tokens, mask, tuple(option.item for option in options))
+    return {"tokens": option.scored.n_scored, "bytes": option.n_bytes, "none": 1}[normalize]

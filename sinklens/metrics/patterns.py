@@ -1,4 +1,4 @@
-"""What kind of pattern a head shows: sink, diagonal, previous token, dense or mixed (ours), and the scores behind it."""
+"""What kind of pattern a head shows: sink, learned sink, diagonal, previous token, dense or mixed (ours), and its scores."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from sinklens.axes import Pattern, PerQuery
 
 Entropy = Literal["collision", "shannon"]
-KINDS = ("sink", "diagonal", "previous", "dense", "mixed")
+KINDS = ("sink", "learned sink", "diagonal", "previous", "dense", "mixed")
 
 
 def self_attention(pattern: Pattern) -> PerQuery:
@@ -90,8 +90,10 @@ def pattern_kind(
     self_threshold: float = 0.3,
     previous_threshold: float = 0.3,
     dense_threshold: float = 0.7,
+    learned_sink_mass: Float[Tensor, "*heads"] | None = None,
+    learned_sink_threshold: float = 0.3,
 ) -> Int[Tensor, "*heads"]:
-    """The kind of each head (ours): the first of sink, diagonal, previous above its threshold, else dense, else mixed.
+    """The kind of each head (ours): the first of sink, learned sink, diagonal, previous above its threshold, else dense or mixed.
 
     Args:
         sink_mass: mean attention on the sink, any shape.
@@ -102,6 +104,8 @@ def pattern_kind(
         self_threshold: for diagonal heads.
         previous_threshold: for previous-token heads.
         dense_threshold: entropy above which a head is dense.
+        learned_sink_mass: mean mass on a learned null key, which is no token's; None where the model has none.
+        learned_sink_threshold: for heads that rest on it.
 
     Returns:
         Indices into :data:`KINDS`, of the same shape. A NaN mass exceeds no threshold.
@@ -114,4 +118,6 @@ def pattern_kind(
     kind = torch.where(entropy > dense_threshold, KINDS.index("dense"), KINDS.index("mixed"))
     kind = torch.where(previous_mass > previous_threshold, KINDS.index("previous"), kind)
     kind = torch.where(self_mass > self_threshold, KINDS.index("diagonal"), kind)
+    if learned_sink_mass is not None:
+        kind = torch.where(learned_sink_mass > learned_sink_threshold, KINDS.index("learned sink"), kind)
     return torch.where(sink_mass > sink_threshold, KINDS.index("sink"), kind)

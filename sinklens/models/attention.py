@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from sinklens.errors import InputError, UnsupportedAttentionError
+from sinklens.models.encoding import is_bidirectional
 from sinklens.models.frames import describe_frame
 from sinklens.models.hook_names import OUTPUTS, PATTERN, VALUE, Z, at_layer
+from sinklens.models.known_faults import fused_split_fault
+from sinklens.models.latent import as_laid_out, heads_apart, output_weight, value_width
 from sinklens.models.layer import at_least_float32
 from sinklens.results.labels import describe_numbers
 
@@ -42,6 +45,9 @@ class ModelAttention:
                 "expected a decoder or encoder with softmax attention, run eagerly"
             )
         self.layers = _chosen(available, self.skipped, layers)
+        fault = fused_split_fault(model, self.module(self.layers[0]))
+        if fault is not None:
+            raise UnsupportedAttentionError(f"{self.name}: {fault}")
 
     def has_hooks(self, layer: int) -> bool:
         """Whether the layer has a pattern, values and head outputs to hook."""
@@ -61,7 +67,7 @@ class ModelAttention:
     @cached_property
     def dtype(self) -> str:
         """The model's dtype, such as ``float32``."""
-        return str(self.module(self.layers[0]).W_O.dtype).removeprefix("torch.")
+        return str(self._stored_output_weights(self.layers[0])[0].dtype).removeprefix("torch.")
 
     @cached_property
     def frame(self) -> str:
@@ -78,12 +84,7 @@ class ModelAttention:
     @cached_property
     def is_causal(self) -> bool:
         """Whether later keys are hidden."""
-        if str(getattr(self.model.cfg, "attention_dir", "causal") or "causal") != "causal":
-            return False
-        # TransformerLens 3.9's Bridge calls BERT causal; the module that it wraps knows better.
-        original = _original(self.module(self.layers[0]))
-        parts = original.modules() if isinstance(original, torch.nn.Module) else ()
-        return not any(getattr(part, "is_causal", None) is False for part in parts)
+        return not is_bidirectional(self.model)
 
     @cached_property
     def device(self) -> torch.device:
@@ -137,13 +138,7 @@ class ModelAttention:
         Raises:
             UnsupportedAttentionError: the weights cannot be read as numbers (packed quantisation).
         """
-        module = self.module(layer)
-        try:
-            W_O, b_O = module.W_O, getattr(module, "b_O", None)
-        except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
-            raise UnsupportedAttentionError(
-                f"{self.name}, layer {layer}: W_O cannot be read: {_one_line(error)}"
-            ) from error
+        W_O, b_O = self._stored_output_weights(layer)
         if not isinstance(W_O, Tensor) or not W_O.is_floating_point() or W_O.ndim != 3:
             kind = str(getattr(W_O, "dtype", type(W_O).__name__))
             raise UnsupportedAttentionError(
@@ -152,6 +147,28 @@ class ModelAttention:
             )
         bias = at_least_float32(b_O.detach()) if isinstance(b_O, Tensor) else None
         return at_least_float32(W_O.detach()), bias
+
+    def _stored_output_weights(self, layer: int) -> tuple[Any, Any]:
+        module, width = self.module(layer), self.latent_width(layer)
+        try:
+            return (module.W_O, getattr(module, "b_O", None)) if width is None else output_weight(module, width)
+        except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
+            raise UnsupportedAttentionError(
+                f"{self.name}, layer {layer}: W_O cannot be read: {_one_line(error)}"
+            ) from error
+
+    def latent_width(self, layer: int) -> int | None:
+        """How many numbers a head's value has in latent attention (MLA); None for any other attention."""
+        return value_width(self.module(layer))
+
+    def heads_apart(self, template: str, layer: int, tensor: Tensor) -> Tensor:
+        """What a hook of the layer holds, values and head outputs as ``[batch, position, head, d_head]`` in every attention."""
+        width = self.latent_width(layer)
+        return tensor if width is None else heads_apart(template, tensor, width)
+
+    def as_hooked(self, template: str, layer: int, tensor: Tensor, like: Tensor) -> Tensor:
+        """The other way: values or head outputs in the layout of the hook's own tensor, for an edit to return."""
+        return tensor if self.latent_width(layer) is None else as_laid_out(template, tensor, like)
 
     def has_learned_sink(self, layer: int) -> bool:
         """Whether a learned logit takes part in the softmax without being a key (gpt-oss)."""

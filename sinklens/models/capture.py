@@ -144,6 +144,27 @@ class LayerReader:
         pending = _PendingLayer(self, index, layer, tokens, torch.ones_like(tokens, dtype=torch.bool), receive)
         pending.hand_over(pending.from_cache(cache))
 
+    def read_image(self, pixels: Tensor, receive: Callable[[LayerAttention], object]) -> None:
+        """Run one image; ``receive`` is called once per layer.
+
+        Args:
+            pixels: ``[1, channel, row, column]``.
+            receive: gets each layer's attention; token ids are 0.
+
+        Raises:
+            UnsupportedAttentionError: a layer does not decompose.
+        """
+        attention = self.attention
+        gate = (GATE,) if attention.is_gated else ()
+        templates = (PATTERN, VALUE, Z, *gate, *self.extra_hooks)
+        names = [attention.hook(template, layer) for layer in attention.layers for template in templates]
+        names += [name for layer in attention.layers for name in attention.output_hooks(layer)]
+        with torch.no_grad():
+            _, cache = attention.model.run_with_cache(pixels.to(attention.device), names_filter=names)
+        n_positions = cache[names[0]].shape[-1]
+        for index, layer in enumerate(attention.layers):
+            self.replay(index, layer, torch.zeros(1, n_positions, dtype=torch.long), cache, receive)
+
     def weights(self, layer: int, device: torch.device) -> LayerWeights:
         """The layer's weights on a device."""
         attention = self.attention
@@ -262,6 +283,9 @@ class _PendingLayer:
 
     def hand_over(self, taken: dict[str, Tensor]) -> None:
         """Build the view of the layer, verify it where this has not been done yet, and pass it on."""
+        for name in (VALUE, Z):
+            hook = str(self.names[name])
+            taken[hook] = self.reader.attention.heads_apart(name, self.layer, taken[hook])
         failure = self._layout_failure(taken)
         if failure is not None:
             self.reader.require(self.layer, failure)

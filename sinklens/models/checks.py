@@ -11,6 +11,7 @@ from sinklens.models.attention import ModelAttention
 from sinklens.models.capture import LayerReader, hooked
 from sinklens.models.hook_names import PATTERN
 from sinklens.models.layer import LayerAttention
+from sinklens.models.patches import as_image, noise, reads_images
 from sinklens.models.sinks import sink_rule
 from sinklens.models.tokens import tokenize
 from sinklens.models.verify import TOLERANCE
@@ -28,7 +29,7 @@ def check_model(model: Any, text: Any = None) -> ModelCheck:
 
     Args:
         model: a TransformerBridge or HookedTransformer; it is not changed.
-        text: a prompt or token ids of your own.
+        text: a prompt, token ids, or for a model of images pixels ``[1, channel, row, column]`` of your own.
 
     Returns:
         :class:`~sinklens.results.model_check.ModelCheck`; print it, or take ``to_dataframe()``.
@@ -42,12 +43,11 @@ def check_model(model: Any, text: Any = None) -> ModelCheck:
     failures: dict[int, str] = {}
     views: dict[int, LayerAttention] = {}
     reader = LayerReader(attention, sink_rule("first"), on_failure=failures.setdefault, sampled=None)
-    mask = torch.ones_like(tokens, dtype=torch.bool)
 
     def remember(view: LayerAttention) -> None:
         views[view.layer] = view
 
-    reader.read(tokens, mask, remember)
+    _read(reader, tokens, remember)
     editable, logits_change = _edited(attention, tokens, failures)
     layers = [_layer_check(reader, layer, views.get(layer), failures, editable) for layer in attention.layers]
     layers += [LayerCheck(layer, reason, skipped=True) for layer, reason in attention.skipped.items()]
@@ -55,7 +55,17 @@ def check_model(model: Any, text: Any = None) -> ModelCheck:
     return ModelCheck(attention.name, attention.backend, attention.frame, attention.dtype, ordered, logits_change)
 
 
+def _read(reader: LayerReader, prompt: Tensor, receive: Callable[[LayerAttention], object]) -> None:
+    if prompt.is_floating_point():
+        reader.read_image(prompt, receive)
+    else:
+        reader.read(prompt, torch.ones_like(prompt, dtype=torch.bool), receive)
+
+
 def _prompt(model: Any, text: Any) -> Tensor:
+    """Token ids ``[1, position]``, or the pixels of one image."""
+    if reads_images(model):
+        return noise(model) if text is None else as_image(model, text)
     if text is None and getattr(model, "tokenizer", None) is None:
         text = torch.arange(min(24, model.cfg.n_ctx)) % model.cfg.d_vocab
     batches = tokenize(model, [PROMPT] if text is None else text, batch_size=1, overflow="cut", max_documents=1)
@@ -101,10 +111,14 @@ def _edited(attention: ModelAttention, tokens: Tensor, failures: dict[int, str])
     with warnings.catch_warnings(), torch.no_grad():
         # TransformerLens warns where it throws the edit away; that is just what is being found out.
         warnings.simplefilter("ignore", UserWarning)
-        plain = model(tokens.to(attention.device))
+        plain = _logits(model(tokens.to(attention.device)))
         with hooked(model, edits) as forward:
-            edited = _read_edited(attention, usable, tokens, receive, forward)
+            edited = _logits(_read_edited(attention, usable, tokens, receive, forward))
     return editable, bool((plain - edited).abs().max() > 0)
+
+
+def _logits(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output.logits
 
 
 def _halve(tensor: Tensor, hook: Any) -> Tensor:
@@ -114,11 +128,11 @@ def _halve(tensor: Tensor, hook: Any) -> Tensor:
 def _read_edited(
     attention: ModelAttention, layers: list[int], tokens: Tensor, receive: Callable[[LayerAttention], object],
     forward: Callable[..., Any],
-) -> Tensor:  # fmt: skip
+) -> Any:  # fmt: skip
     if not layers:
         return forward(tokens.to(attention.device))
     reader = LayerReader(
         ModelAttention(attention.model, layers), sink_rule("first"), on_failure=lambda layer, failure: None
     )
-    reader.read(tokens, torch.ones_like(tokens, dtype=torch.bool), receive)
+    _read(reader, tokens, receive)
     return forward(tokens.to(attention.device))

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from sinklens.errors import InputError
 
 
@@ -63,7 +65,13 @@ def text_encoder(model: Any, prepend_bos: bool | None) -> TextEncoder:
 
 def is_bidirectional(model: Any) -> bool:
     """Whether every position sees every other (an encoder such as BERT)."""
-    return getattr(model.cfg, "attention_dir", "causal") == "bidirectional"
+    if str(getattr(model.cfg, "attention_dir", "causal") or "causal") != "causal":
+        return True
+    # TransformerLens 3.9's Bridge calls BERT causal; the module that it wraps knows better.
+    modules = (getattr(block, "attn", None) for block in getattr(model, "blocks", ()))
+    original = getattr(next((module for module in modules if module is not None), None), "original_component", None)
+    parts = original.modules() if isinstance(original, torch.nn.Module) else ()
+    return any(getattr(part, "is_causal", None) is False for part in parts)
 
 
 def usable_bos(model: Any) -> int | None:

@@ -96,6 +96,8 @@ def tokenize(
         >>> batch.tokens.shape, batch.mask.sum(dim=-1).tolist(), batch.documents
         (torch.Size([2, 3]), [3, 2], (0, 1))
     """
+    if prepend_bos not in (None, True, False):
+        raise InputError(f"prepend_bos is {prepend_bos!r}; expected True, False or None (what the tokenizer does)")
     source = document_source(texts, fields, attention_mask)
     encoder = _encoder(model, source, prepend_bos)
     return TokenBatches(
@@ -170,6 +172,13 @@ class TokenBatches:
         single text.
         """
         return -(-self._n_found // self.batch_size) if self._all_read else None
+
+    def __repr__(self) -> str:
+        settings = f"batches of {self.batch_size}, at most {self.context_length} tokens each"
+        if not self.n_sequences:
+            return f"TokenBatches({self.source.name}: {settings}; not read yet)"
+        counts = f"{self.n_documents} documents, {self.n_sequences} sequences, {self.n_tokens} tokens"
+        return f"TokenBatches({self.source.name}: {settings}; {counts}, {self.n_cut} cut, {self.n_skipped} skipped)"
 
     @property
     def total_documents(self) -> int | None:

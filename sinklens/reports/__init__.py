@@ -1,5 +1,7 @@
 """Reports: results and figures as one self-contained HTML page."""
 
+from sinklens.reports.ablation import render_ablation
+from sinklens.reports.faithfulness import render_faithfulness
 from sinklens.reports.render import render_report, write_report
 
-__all__ = ["render_report", "write_report"]
+__all__ = ["render_ablation", "render_faithfulness", "render_report", "write_report"]

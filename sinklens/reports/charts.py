@@ -57,7 +57,7 @@ def layer_chart(profile: HeadProfile) -> Chart:
         "attention on the sink is far "
         "above its contribution, heads look at the sink without taking anything from it."
     )
-    return _chart("layers", "Sink attention and sink contribution by layer", reading, layer_lines(profile))
+    return as_chart("layers", "Sink attention and sink contribution by layer", reading, layer_lines(profile))
 
 
 def curve_chart(profile: HeadProfile) -> Chart:
@@ -69,7 +69,7 @@ def curve_chart(profile: HeadProfile) -> Chart:
         "output, at α*, and the ring the mean mass that the head really has. A ring near the diamond "
         "is a head that its sink keeps quiet."
     )
-    return _chart(
+    return as_chart(
         "curves",
         f"Suppression curves of the {count} strongest sink heads",
         reading,
@@ -77,23 +77,25 @@ def curve_chart(profile: HeadProfile) -> Chart:
     )
 
 
+def themes() -> dict[str, Any]:
+    """Templates, scales and colours by theme, for the page's script."""
+    return {
+        name: {
+            "template": json.loads(json.dumps(template(name), cls=PlotlyJSONEncoder)),
+            "scales": {scale: colours.scale(scale) for scale in ("sequential", "diverging")},
+            "background": colours.background,
+            "text": colours.text,
+            "muted": colours.muted,
+            "axis": colours.axis,
+        }
+        for name, colours in PALETTES.items()
+    }
+
+
 def page_style() -> dict[str, Any]:
     """What the page's script needs to draw in the same look: templates, scales, colours, names."""
     return {
-        "themes": {
-            name: {
-                "template": json.loads(json.dumps(template(name), cls=PlotlyJSONEncoder)),
-                "scales": {
-                    "sequential": colours.scale("sequential"),
-                    "diverging": colours.scale("diverging"),
-                },
-                "background": colours.background,
-                "text": colours.text,
-                "muted": colours.muted,
-                "axis": colours.axis,
-            }
-            for name, colours in PALETTES.items()
-        },
+        "themes": themes(),
         "kinds": [{"name": kind, "color": color, "symbol": KIND_SYMBOLS[kind]} for kind, color in KIND_COLOURS.items()],
         "quantities": {
             name: {
@@ -115,10 +117,11 @@ def page_style() -> dict[str, Any]:
 def _map_chart(profile: HeadProfile, quantity: str) -> Chart:
     title = KIND_LABEL if quantity == "kind" else DESCRIPTIONS[quantity].label
     reading = KIND_READING if quantity == "kind" else DESCRIPTIONS[quantity].reading
-    return _chart(f"map-{quantity}", title, reading, head_map(profile, quantity))
+    return as_chart(f"map-{quantity}", title, reading, head_map(profile, quantity))
 
 
-def _chart(name: str, title: str, reading: str, figure: go.Figure) -> Chart:
+def as_chart(name: str, title: str, reading: str, figure: go.Figure) -> Chart:
+    """A figure of sinklens.viz with its words; the page gives it its width and its theme."""
     plain = json.loads(figure.to_json() or "{}")
     height = int(plain["layout"]["height"])
     for key in ("title", "width", "height", "template"):

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sinklens.metrics.patterns import KINDS
-from sinklens.results import AttentionMaps, HeadProfile
-from sinklens.results.labels import describe_numbers
+from sinklens.results import AttentionMaps, HeadProfile, Provenance
 from sinklens.viz.theme import KIND_COLOURS
 
 Facts = list[tuple[str, str]]
@@ -78,15 +77,11 @@ def kind_shares(profile: HeadProfile) -> list[KindShare]:
     ]
 
 
-def model_facts(profile: HeadProfile) -> Facts:
+def model_facts(source: Provenance, layers_and_heads: str = "") -> Facts:
     """The model, its frame and the versions."""
-    source = profile.provenance
     return [
         ("Model", source.model_name),
-        (
-            "Layers × heads",
-            f"{len(profile.layers)} × {profile.n_heads} (layers {describe_numbers(profile.layers)})",
-        ),
+        *([("Layers × heads", layers_and_heads)] if layers_and_heads else []),
         ("Back end", source.backend or "not recorded"),
         ("Frame of the weights", source.frame),
         ("Precision of the model", source.dtype),
@@ -97,9 +92,8 @@ def model_facts(profile: HeadProfile) -> Facts:
     ]
 
 
-def text_facts(profile: HeadProfile, text_name: str) -> Facts:
+def text_facts(source: Provenance, text_name: str) -> Facts:
     """The text: how much of it, how it was cut, and what stands at its beginning."""
-    source = profile.provenance
     length = (
         f"{source.context_length} tokens; {source.n_cut} documents were longer"
         if source.context_length
@@ -122,8 +116,9 @@ def convention_facts(profile: HeadProfile, maps: AttentionMaps | None) -> Facts:
     """Thresholds, conventions, degenerate rows, seed."""
     thresholds = profile.thresholds
     kinds = (
-        f"sink > {thresholds.sink_threshold:g}, diagonal > {thresholds.self_threshold:g}, "
-        f"previous > {thresholds.previous_threshold:g}, dense: entropy > {thresholds.dense_threshold:g}"
+        f"sink > {thresholds.sink_threshold:g}, learned sink > {thresholds.learned_sink_threshold:g}, "
+        f"diagonal > {thresholds.self_threshold:g}, previous > {thresholds.previous_threshold:g}, "
+        f"dense: entropy > {thresholds.dense_threshold:g}"
     )
     left_out = ", ".join(f"{count:,} ({name})" for name, count in profile.n_degenerate.items())
     facts = [
@@ -146,13 +141,7 @@ def convention_facts(profile: HeadProfile, maps: AttentionMaps | None) -> Facts:
 def all_warnings(profile: HeadProfile, maps: AttentionMaps | None, given: Iterable[str]) -> list[str]:
     """The warnings given, and those that follow from the results; each once."""
     source = profile.provenance
-    found = list(given)
-    if source.frame != "raw":
-        found.append(
-            f"These are not the model's raw weights ({source.frame}): value norms, value ratios, "
-            "alignments and "
-            "contributions differ from those of the raw model."
-        )
+    found = [*given, *frame_warnings(source)]
     if maps is not None and maps.provenance.model_name != source.model_name:
         found.append(
             f"The prompt was run on another model ({maps.provenance.model_name}) than the text ({source.model_name})."
@@ -163,6 +152,16 @@ def all_warnings(profile: HeadProfile, maps: AttentionMaps | None, given: Iterab
             f"{share:.1%} of the rows are degenerate and left out of some averages; see the conventions below."
         )
     return list(dict.fromkeys(found))
+
+
+def frame_warnings(source: Provenance) -> list[str]:
+    """What a reader must know where weights were folded or centred."""
+    if source.frame == "raw":
+        return []
+    return [
+        f"These are not the model's raw weights ({source.frame}): value norms, value ratios, alignments and "
+        "contributions differ from those of the raw model."
+    ]
 
 
 def number(value: float) -> str:

@@ -1,26 +1,21 @@
-"""One self-contained HTML page from results: everything inline, nothing loaded, plotly.js once."""
+"""The report of a profile as one self-contained HTML page, and how pages are written."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-import jinja2
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from sinklens.metrics.patterns import KINDS
 from sinklens.reports import facts
 from sinklens.reports.charts import Chart, curve_chart, layer_chart, map_charts, page_style
 from sinklens.reports.encoding import EncodedMaps, encode_heads, encode_maps
+from sinklens.reports.page import render_page
 from sinklens.results import QUANTITIES, AttentionMaps, HeadProfile
 from sinklens.results.files import write_whole
+from sinklens.results.labels import describe_numbers
 from sinklens.viz.quantities import DESCRIPTIONS, KIND_LABEL
 
-_TEMPLATES = files("sinklens.reports") / "templates"
-_SCRIPTS = ("core.js", "charts.js", "scatter.js", "picker.js", "start.js")
+_SCRIPTS = ("core.js", "heads.js", "charts.js", "scatter.js", "picker.js", "start.js")
 _MOST_NARROW_HEADS = 24  # with more, a map needs a wider column
 DEFAULT_AXES = {"x": "sink_mass", "y": "sink_intra", "color": "kind"}
 
@@ -53,16 +48,14 @@ def render_report(
     """
     encoded = None if maps is None else encode_maps(maps, profile)
     charts = [*map_charts(profile), layer_chart(profile), curve_chart(profile)]
-    page = _environment().get_template("report.html.j2")
-    return page.render(
+    return render_page(
+        "report.html.j2",
+        _SCRIPTS,
+        _data(profile, encoded, charts),
         title=title or f"Attention sinks of {profile.provenance.model_name}",
         **_words(profile, maps, text_name, warnings),
         **_chart_context(charts, wide=profile.n_heads > _MOST_NARROW_HEADS),
         picker=_picker_context(maps, encoded),
-        data=_data(profile, encoded, charts),
-        style=_inline("report.css"),
-        plotly=Markup(get_plotlyjs()),
-        scripts=[_inline(name) for name in _SCRIPTS],
     )
 
 
@@ -88,33 +81,6 @@ def write_report(path: str | os.PathLike[str], html: str) -> Path:
     return write_whole(path, lambda target: target.write_text(html, encoding="utf-8"))
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_read),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["json_script"] = _json_script
-    return environment
-
-
-def _read(name: str) -> str:
-    return (_TEMPLATES / name).read_text(encoding="utf-8")
-
-
-def _inline(name: str) -> Markup:
-    """The project's own style or script, trusted as it is."""
-    return Markup(_read(name))
-
-
-def _json_script(value: Any) -> Markup:
-    """JSON for a script element: no text in it can end the element or begin a comment."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
-
-
 def _words(profile: HeadProfile, maps: AttentionMaps | None, text_name: str, warnings: Sequence[str]) -> dict[str, Any]:
     return {
         "source": profile.provenance,
@@ -124,8 +90,8 @@ def _words(profile: HeadProfile, maps: AttentionMaps | None, text_name: str, war
         "headlines": facts.headlines(profile),
         "kinds": facts.kind_shares(profile),
         "fact_groups": {
-            "Model": facts.model_facts(profile),
-            "Text": facts.text_facts(profile, text_name),
+            "Model": facts.model_facts(profile.provenance, _layers_and_heads(profile)),
+            "Text": facts.text_facts(profile.provenance, text_name),
             "Conventions": facts.convention_facts(profile, maps),
         },
         "quantities": [DESCRIPTIONS[name] for name in QUANTITIES],
@@ -133,6 +99,10 @@ def _words(profile: HeadProfile, maps: AttentionMaps | None, text_name: str, war
         "kind_label": KIND_LABEL,
         "axes": DEFAULT_AXES,
     }
+
+
+def _layers_and_heads(profile: HeadProfile) -> str:
+    return f"{len(profile.layers)} × {profile.n_heads} (layers {describe_numbers(profile.layers)})"
 
 
 def _definition(quantity: str) -> list[str]:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +44,16 @@ class AblationCell:
     edit: str
     value: float
     where: str
+
+    @property
+    def layer(self) -> int | float:
+        """The layer that all heads are in; NaN where there are several."""
+        return _single(layer for layer, _ in self.heads)
+
+    @property
+    def head(self) -> int | float:
+        """The head, where the group is one; NaN otherwise."""
+        return self.heads[0][1] if len(self.heads) == 1 else math.nan
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -114,9 +124,13 @@ class AblationResult:
         return (self.clean_loss.sum() / self.count.sum()).item()
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per cell: what was done, and every effect with its interval."""
-        columns = ("group", "edit", "value", "where")
+        """One row per cell: what was done, and every effect with its interval.
+
+        ``layer`` and ``head`` are missing where a group spans several.
+        """
+        columns = ("group", "layer", "head", "edit", "value", "where")
         table = pd.DataFrame([[getattr(cell, name) for name in columns] for cell in self.cells], columns=list(columns))
+        table = table.astype({"layer": "Int64", "head": "Int64"})  # whole numbers that may be missing
         for name in EFFECTS:
             low, high = self.interval(name).T
             table = table.assign(
@@ -293,6 +307,11 @@ class AblatedDrift:
             f"AblatedDrift({self.clean.provenance.model_name}: mean cosine with the semantic axis {means['cone_with']:.3f}, "
             f"without the sink's term {means['cone_without']:.3f}, with sinks ablated {means['cone_ablated']:.3f})"
         )
+
+
+def _single(numbers: Iterable[int]) -> int | float:
+    different = set(numbers)
+    return different.pop() if len(different) == 1 else math.nan
 
 
 def _interval(resampled: Tensor) -> Tensor:

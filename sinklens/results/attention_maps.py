@@ -8,15 +8,25 @@ from typing import Any, TypeVar
 import pandas as pd
 from torch import Tensor
 
-from sinklens.axes import LayerHeadKey, LayerHeadQuery, LayerHeadQueryKey, LayerQuery, LayerVisible
+from sinklens.axes import (
+    LayerHeadKey,
+    LayerHeadQuery,
+    LayerHeadQueryKey,
+    LayerHeadQuerySpace,
+    LayerHeadValue,
+    LayerQuery,
+    LayerVisible,
+)
 from sinklens.errors import InputError
-from sinklens.metrics.contributions import degenerate
+from sinklens.metrics.contributions import degenerate, inner_products, value_cosines
 from sinklens.results.files import load_tensors, save_tensors
 from sinklens.results.labels import check_head, layer_index
 from sinklens.results.provenance import Provenance
 
 METRICS = ("attention", "value_weighted", "output_normalized", "intra", "inter", "cosine")
-_TENSORS = ("attention", "cosine", "layer_cosine", "value_norm", "output_norm", "layer_norm", "visible")
+_TENSORS = (
+    "attention", "value", "direction", "layer_direction", "value_norm", "output_norm", "layer_norm", "visible",
+)  # fmt: skip
 _LABELS = ("tokens", "token_ids", "layers", "sink_positions")
 
 
@@ -28,13 +38,16 @@ MapsT = TypeVar("MapsT", bound="AttentionMaps")
 class AttentionMaps:
     """Attention and contributions of every (layer, head, query, key) of one prompt. Made by :func:`sinklens.attention_maps`.
 
-    The other metrics follow from the stored factors, ``c = A · ||ṽ_j|| / ||o_i|| · cos(o_i, ṽ_j)``, and are computed when
-    asked for. Rows with a degenerate output are NaN; keys that a query cannot see are 0 (their cosine is NaN).
+    Only attention is stored for every pair. The other metrics follow from vectors of the head's own space, by
+    ``<o_i, ṽ_j> = <u_i, v_j>``, and are computed when asked for: all layers take a while and ``4 T²`` bytes a head,
+    ``maps.layer(l)`` first makes it one layer. Rows with a degenerate output are NaN; keys that a query cannot see are 0
+    (their cosine is NaN).
 
     Attributes:
         attention: ``A`` ``[layer, head, query, key]``.
-        cosine: ``cos(o^h_i, ṽ_j)``, with the head's output.
-        layer_cosine: ``cos(o_i, ṽ_j)``, with the layer's output.
+        value: ``v_j``, one per query head ``[layer, key, head, d_head]``.
+        direction: ``u^h_i = o^h_i W_Oᵀ`` of the head's output, times the gate if there is one ``[layer, query, head, d_head]``.
+        layer_direction: ``u_i = o_i W_Oᵀ`` of the layer's output, likewise.
         value_norm: ``||ṽ_j||`` ``[layer, head, key]``; under a gate ``[layer, head, query, key]``.
         output_norm: ``||o^h_i||`` ``[layer, head, query]``.
         layer_norm: ``||o_i||`` of the layer's output without ``b_O`` ``[layer, query]``.
@@ -47,8 +60,9 @@ class AttentionMaps:
     """
 
     attention: LayerHeadQueryKey
-    cosine: LayerHeadQueryKey
-    layer_cosine: LayerHeadQueryKey
+    value: LayerHeadValue
+    direction: LayerHeadQuerySpace
+    layer_direction: LayerHeadQuerySpace
     value_norm: LayerHeadKey | LayerHeadQueryKey
     output_norm: LayerHeadQuery
     layer_norm: LayerQuery
@@ -77,12 +91,22 @@ class AttentionMaps:
     @property
     def intra(self) -> LayerHeadQueryKey:
         """Intra-head contribution weights; the keys of each (layer, head, query) sum to 1 (arXiv 2606.07604)."""
-        return self._contribution(self.cosine, _safe(self.output_norm))
+        return self._contribution(self.direction, self.output_norm)
 
     @property
     def inter(self) -> LayerHeadQueryKey:
         """Inter-head contribution weights; heads and keys of each (layer, query) sum to 1 (arXiv 2606.07604)."""
-        return self._contribution(self.layer_cosine, _safe(self.layer_norm).unsqueeze(1))
+        return self._contribution(self.layer_direction, self.layer_norm.unsqueeze(1))
+
+    @property
+    def cosine(self) -> LayerHeadQueryKey:
+        """``cos(o^h_i, ṽ_j)``, with the head's output; NaN where the query cannot see the key."""
+        return self._cosine(self.direction, self.output_norm)
+
+    @property
+    def layer_cosine(self) -> LayerHeadQueryKey:
+        """``cos(o_i, ṽ_j)``, with the layer's output; NaN where the query cannot see the key."""
+        return self._cosine(self.layer_direction, self.layer_norm.unsqueeze(1))
 
     @property
     def learned_sink_mass(self) -> LayerHeadQuery:
@@ -97,10 +121,14 @@ class AttentionMaps:
     def _norms_per_pair(self) -> Tensor:
         return self.value_norm if self.value_norm.ndim == 4 else self.value_norm.unsqueeze(-2)
 
-    def _contribution(self, cosine: Tensor, norm: Tensor) -> Tensor:
-        weights = self.value_weighted / norm.unsqueeze(-1) * cosine
-        hidden = ~self.visible.unsqueeze(1)
-        return weights.masked_fill(hidden & ~norm.isnan().unsqueeze(-1), 0.0)
+    def _contribution(self, direction: Tensor, norm: Tensor) -> Tensor:
+        # Normed before the product: the square of a short output is not a normal number any more.
+        unit = direction / _safe(norm).transpose(1, 2).unsqueeze(-1)
+        return inner_products(unit, self.value).mul_(self.attention).div_(norm.unsqueeze(-1))
+
+    def _cosine(self, direction: Tensor, norm: Tensor) -> Tensor:
+        cosine = value_cosines(direction, self.value, self.value_norm, norm)
+        return cosine.masked_fill_(~self.visible.unsqueeze(1), float("nan"))
 
     def metric(self, name: str) -> LayerHeadQueryKey:
         """A metric by its name: one of ``attention, value_weighted, output_normalized, intra, inter, cosine``.

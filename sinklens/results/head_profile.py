@@ -8,6 +8,7 @@ import pandas as pd
 from torch import Tensor
 
 from sinklens.axes import LayerHead
+from sinklens.errors import InputError
 from sinklens.metrics.patterns import KINDS, pattern_kind
 from sinklens.metrics.suppression import alpha_star, norm_curve
 from sinklens.results.head_means import HeadMeans
@@ -33,12 +34,22 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class KindThresholds:
-    """Above which mean mass a head is of a kind (:func:`~sinklens.metrics.patterns.pattern_kind`)."""
+    """Above which mean mass a head is of a kind (:func:`~sinklens.metrics.patterns.pattern_kind`).
+
+    Raises:
+        InputError: a threshold is no number from 0 to 1.
+    """
 
     sink_threshold: float = 0.3
     self_threshold: float = 0.3
     previous_threshold: float = 0.3
     dense_threshold: float = 0.7
+    learned_sink_threshold: float = 0.3
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if not 0 <= value <= 1:  # NaN compares as False too
+                raise InputError(f"{name} is {value!r}; expected a number from 0 to 1")
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,9 +175,10 @@ class HeadProfile(HeadMeans):
 
     @property
     def kind(self) -> list[list[str]]:
-        """Pattern kind of every head, ``[layer][head]``: sink, diagonal, previous, dense or mixed (ours)."""
+        """Pattern kind of every head, ``[layer][head]``: sink, learned sink, diagonal, previous, dense or mixed (ours)."""
         scores = (self.sink_mass, self.self_mass, self.previous_mass, self.entropy)
-        indices = pattern_kind(*scores, **dataclasses.asdict(self.thresholds))
+        thresholds = dataclasses.asdict(self.thresholds)
+        indices = pattern_kind(*scores, **thresholds, learned_sink_mass=self.learned_sink_mass)
         return [[KINDS[kind] for kind in row] for row in indices.tolist()]
 
     @property

@@ -125,7 +125,8 @@ class MultipleChoiceResult:
 
     def __repr__(self) -> str:
         low, high = self.interval
+        cut = f", {self.provenance.n_cut} contexts cut" if self.provenance.n_cut else ""
         return (
             f"MultipleChoiceResult({self.provenance.model_name}: accuracy {self.accuracy:.3f} [{low:.3f}, {high:.3f}] "
-            f"on {len(self.answers)} items, chance {self.chance:.3f})"
+            f"on {len(self.answers)} items, chance {self.chance:.3f}{cut})"
         )

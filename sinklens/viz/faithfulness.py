@@ -8,7 +8,7 @@ from plotly.subplots import make_subplots
 
 from sinklens.errors import InputError
 from sinklens.results.faithfulness import FaithfulnessEffect, FaithfulnessResult
-from sinklens.viz.theme import COLORWAY, NEUTRAL, Theme, template
+from sinklens.viz.theme import COLORWAY, NEUTRAL, Theme, palette, template
 
 METRIC_LABELS = {
     "attention": "attention A",
@@ -16,6 +16,15 @@ METRIC_LABELS = {
     "output_normalized": "output-normalised A·‖ṽ‖/‖o‖",
     "intra": "contribution within the head",
     "inter": "contribution within the layer",
+    "random": "random",
+}
+# On a horizontal axis, where a long name would be turned.
+_TICKS = {
+    "attention": "attention",
+    "value_weighted": "value-<br>weighted",
+    "output_normalized": "output-<br>normalised",
+    "intra": "within<br>the head",
+    "inter": "within<br>the layer",
     "random": "random",
 }
 _COLOURS = dict(zip(METRIC_LABELS, (*COLORWAY[:5], NEUTRAL), strict=True))
@@ -31,6 +40,7 @@ def faithfulness_curves(
     result: FaithfulnessResult,
     effect: FaithfulnessEffect = "delta_loss",
     *,
+    mode: str | None = None,
     log_fraction: bool = True,
     theme: Theme = "light",
 ) -> go.Figure:
@@ -39,6 +49,7 @@ def faithfulness_curves(
     Args:
         result: from :func:`sinklens.faithfulness`.
         effect: ``delta_loss`` or ``delta_perplexity``.
+        mode: of one mode only.
         log_fraction: whether fractions are on a logarithmic axis; a fraction of 0 cannot be shown on it.
         theme: ``"light"`` or ``"dark"``.
 
@@ -46,7 +57,7 @@ def faithfulness_curves(
         A figure with a line and a band per metric and mode.
 
     Raises:
-        InputError: there is no such effect or theme.
+        InputError: there is no such effect, mode or theme.
 
     Example:
         >>> import torch
@@ -57,14 +68,15 @@ def faithfulness_curves(
         2
     """
     values, bounds = result.effect(effect).numpy(), result.interval(effect).numpy()
-    figure = make_subplots(1, len(result.modes), subplot_titles=[_TITLES[mode] for mode in result.modes])
-    figure.update_annotations(font={"size": 12.5})
-    for column in range(len(result.modes)):
+    modes = _modes(result, mode)
+    figure = _panels(modes)
+    for column, name in enumerate(modes):
         for row, metric in enumerate(result.metrics):
-            low, high = bounds[row, column].T
+            at = row, result.modes.index(name)
+            low, high = bounds[at].T
             traces = [
                 _band(metric, result.fractions, low, high),
-                _line(metric, result.fractions, values[row, column], low, high),
+                _line(metric, result.fractions, values[at], low, high),
             ]
             traces[1].showlegend = column == 0
             figure.add_traces(traces, rows=1, cols=column + 1)
@@ -77,6 +89,17 @@ def faithfulness_curves(
         legend={"orientation": "h", "y": -0.22, "groupclick": "togglegroup"},
     )
     return figure
+
+
+def _modes(result: FaithfulnessResult, mode: str | None) -> tuple[str, ...]:
+    if mode is not None and mode not in result.modes:
+        raise InputError(f"mode {mode!r} was not measured; there are {', '.join(result.modes)}")
+    return result.modes if mode is None else (mode,)
+
+
+def _panels(modes: Sequence[str]) -> go.Figure:
+    figure = make_subplots(1, len(modes), subplot_titles=[_TITLES[mode] for mode in modes])
+    return figure.update_annotations(font={"size": 12.5})
 
 
 def _line(metric: str, fractions: Sequence[float], values: np.ndarray, low: np.ndarray, high: np.ndarray) -> go.Scatter:
@@ -119,6 +142,8 @@ def faithfulness_differences(
     effect: FaithfulnessEffect = "delta_loss",
     *,
     fraction: float | None = None,
+    mode: str | None = None,
+    metrics: Sequence[str] | None = None,
     theme: Theme = "light",
 ) -> go.Figure:
     """Each metric minus a reference, paired by document, with its 95 % interval: one panel per mode, one bar per metric.
@@ -128,13 +153,15 @@ def faithfulness_differences(
         reference: the metric that is subtracted.
         effect: ``delta_loss`` or ``delta_perplexity``.
         fraction: of which fraction; None for AOPC, the mean over all.
+        mode: of one mode only.
+        metrics: only these; None for all.
         theme: ``"light"`` or ``"dark"``.
 
     Returns:
         A figure with a bar trace per mode.
 
     Raises:
-        InputError: there is no such metric, effect, fraction or theme, or no metric beside the reference.
+        InputError: there is no such metric, effect, fraction, mode or theme, or no metric beside the reference.
 
     Example:
         >>> import torch
@@ -151,18 +178,26 @@ def faithfulness_differences(
         )
     table = result.differences(reference, effect, aopc=fraction is None)
     table = table if fraction is None else table.loc[table["fraction"] == fraction]
+    table = table if metrics is None else table.loc[table["metric"].isin(list(metrics))]
     if table.empty:
         raise InputError(f"the result holds no metric beside {reference!r}; measure at least two")
-    figure = make_subplots(1, len(result.modes), subplot_titles=[_TITLES[mode] for mode in result.modes])
-    figure.update_annotations(font={"size": 12.5})
-    for column, mode in enumerate(result.modes, start=1):
-        rows = table.loc[table["mode"] == mode]
+    modes = _modes(result, mode)
+    figure = _panels(modes)
+    for column, name in enumerate(modes, start=1):
+        rows = table.loc[table["mode"] == name]
         names = [METRIC_LABELS[metric] for metric in rows["metric"]]
         difference, low, high = rows[["difference", "low", "high"]].to_numpy().T
         bar = go.Bar(
             x=names,
             y=difference,
-            error_y={"type": "data", "symmetric": False, "array": high - difference, "arrayminus": difference - low},
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": high - difference,
+                "arrayminus": difference - low,
+                "color": palette(theme).text,
+                "thickness": 1.5,
+            },
             marker={"color": [_COLOURS[metric] for metric in rows["metric"]]},
             customdata=np.stack([low, high], -1),
             hovertemplate="%{x}<br>%{y:+.3f} [%{customdata[0]:+.3f}, %{customdata[1]:+.3f}]<extra></extra>",
@@ -170,10 +205,16 @@ def faithfulness_differences(
         )
         figure.add_trace(bar, row=1, col=column)
     what = "mean over fractions (AOPC)" if fraction is None else f"{100 * fraction:g} % removed"
+    shown = list(dict.fromkeys(table["metric"]))
+    figure.update_xaxes(
+        tickvals=[METRIC_LABELS[metric] for metric in shown], ticktext=[_TICKS[metric] for metric in shown]
+    )
+    figure.update_xaxes(tickangle=0, showgrid=False)
     figure.update_yaxes(title=_UNITS[effect], col=1)
     figure.update_layout(
         template=template(theme),
         height=440,
+        bargap=0.35,
         title=f"Difference from {METRIC_LABELS[reference]}, paired by document: {what}",
     )
     return figure

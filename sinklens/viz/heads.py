@@ -10,15 +10,14 @@ from sinklens.errors import InputError
 from sinklens.metrics.patterns import KINDS
 from sinklens.results import HeadProfile
 from sinklens.viz.layout import COLOUR_BAR_WIDTH, numbered, row_of_maps
-from sinklens.viz.quantities import KIND_LABEL, Quantity, describe, head_values
+from sinklens.viz.quantities import KIND_LABEL, describe, head_values
 from sinklens.viz.ranges import colour_range, ratio_ticks, scale_name, shown_values
-from sinklens.viz.theme import COLORWAY, KIND_COLOURS, Theme, palette, template
+from sinklens.viz.theme import KIND_COLOURS, Theme, palette, template
 
 DEFAULT_QUANTITIES = ("sink_mass", "sink_value_ratio", "sink_alignment", "sink_intra")
 _MOST_LAYER_TICKS = 40
 _MOST_PARTED_CELLS = 48  # in a row or a column; beyond, gaps would be as wide as cells
 _MAP_WIDTH, _MARGINS = 196.0, 90
-_BAND = (0.1, 0.9)
 
 
 def head_map(
@@ -108,79 +107,6 @@ def head_maps(
     width = (int(_MAP_WIDTH) + COLOUR_BAR_WIDTH) * len(quantities) + _MARGINS
     figure.update_layout(template=template(theme), height=_map_height(profile), width=width, meta=_meta(profile, axes))
     return figure
-
-
-def layer_lines(
-    profile: HeadProfile, quantities: Sequence[str] = ("sink_mass", "sink_intra"), *, theme: Theme = "light"
-) -> go.Figure:
-    """Quantities from layer to layer: the mean over heads, and a band with the middle 80 % of the heads.
-
-    Args:
-        profile: from :func:`sinklens.head_profile`.
-        quantities: names as for :func:`head_map`, without ``"kind"``.
-        theme: ``"light"`` or ``"dark"``.
-
-    Returns:
-        A figure with a line and a band per quantity.
-
-    Raises:
-        InputError: no quantity is given, or there is no such quantity or theme.
-
-    Example:
-        >>> from sinklens.results import HeadProfile, Provenance
-        >>> profile = HeadProfile(*HeadProfile.empty(3, 5), (0, 1, 2), Provenance("tiny"))
-        >>> [trace.name for trace in layer_lines(profile, ["sink_mass"]).data]
-        ['middle 80 % of heads', 'Attention on the sink']
-    """
-    if not quantities:
-        raise InputError("no quantities to show; name at least one, such as sink_mass")
-    figure = go.Figure()
-    for index, quantity in enumerate(quantities):
-        figure.add_traces(_line_with_band(profile, describe(quantity), COLORWAY[index % len(COLORWAY)]))
-    figure.update_layout(
-        template=template(theme),
-        title="Mean over heads, layer by layer",
-        hovermode="x unified",
-        height=360,
-        xaxis={"title": "Layer", "tickformat": "d", "showgrid": False, "zeroline": False},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "xanchor": "left"},
-        margin={"t": 84},
-    )
-    return figure
-
-
-def _line_with_band(profile: HeadProfile, quantity: Quantity, colour: str) -> list[go.Scatter]:
-    values = head_values(profile, quantity.name)
-    layers = np.array(profile.layers)
-    has_value = ~np.isnan(values).all(1)
-    mean, (low, high) = np.full(len(layers), np.nan), np.full((2, len(layers)), np.nan)
-    if has_value.any():
-        mean[has_value] = np.nanmean(values[has_value], 1)
-        low[has_value], high[has_value] = np.nanquantile(values[has_value], _BAND, axis=1)
-    inside = layers[has_value]
-    band = go.Scatter(
-        x=np.concatenate([inside, inside[::-1]]),
-        y=np.concatenate([high[has_value], low[has_value][::-1]]).astype(np.float32),
-        fill="toself",
-        fillcolor=colour,
-        opacity=0.18,
-        line={"width": 0},
-        hoverinfo="skip",
-        showlegend=False,
-        name="middle 80 % of heads",
-        legendgroup=quantity.name,
-    )
-    line = go.Scatter(
-        x=layers,
-        y=mean.astype(np.float32),
-        name=quantity.label,
-        mode="lines+markers",
-        legendgroup=quantity.name,
-        line={"color": colour, "width": 2},
-        marker={"size": 5},
-        hovertemplate="%{y:.4g}",
-    )
-    return [band, line]
 
 
 def _title(quantity: str) -> str:

@@ -170,8 +170,8 @@ _QUANTITIES = (
 DESCRIPTIONS: dict[str, Quantity] = {quantity.name: quantity for quantity in _QUANTITIES}
 KIND_LABEL = "Pattern kind"
 KIND_READING = (
-    "Each head's kind is the first of sink, diagonal (itself) and previous token whose mean attention "
-    "exceeds its threshold; "
+    "Each head's kind is the first of sink, learned sink (a null key, in models that have one), diagonal (itself) "
+    "and previous token whose mean attention exceeds its threshold; "
     "else dense where its rows are spread out, else mixed."
 )
 

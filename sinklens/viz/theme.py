@@ -18,6 +18,7 @@ TOKEN_FONT = "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', 'Lib
 # lightness too.
 KIND_COLOURS = {
     "sink": "#d55e00",
+    "learned sink": "#b45fa8",
     "diagonal": "#3a8fd6",
     "previous": "#009e73",
     "dense": "#e6b000",
@@ -25,6 +26,7 @@ KIND_COLOURS = {
 }
 KIND_SYMBOLS = {
     "sink": "circle",
+    "learned sink": "star",
     "diagonal": "square",
     "previous": "triangle-up",
     "dense": "diamond",

@@ -1,7 +1,7 @@
 "use strict";
 // Charts whose figures were made by sinklens.viz: drawn when they come near the screen, recoloured with the theme.
 (() => {
-  const { data, config, narrow, heads, state, look, on, select } = sinklens;
+  const { data, config, narrow, look, on } = sinklens;
   const waiting = new Map(); // element → how to draw it
   const drawn = new Map();
 
@@ -36,40 +36,39 @@
     return result;
   }
 
-  function outline() {
-    const row = heads.layers.indexOf(state.layer);
-    if (!state.chosen || row < 0) return [];
-    const corner = { x0: state.head - 0.5, x1: state.head + 0.5, y0: row - 0.5, y1: row + 0.5 };
-    const frame = (color, width) => ({ type: "rect", ...corner, line: { color, width } });
-    return [frame(look().background, 6), frame(look().text, 2.5)]; // seen on light and on dark cells
+  // Whiskers on bars have to be seen on the bar and on the page.
+  function themedTrace(trace) {
+    return trace.type === "bar" && trace.error_y ? { ...trace, error_y: { ...trace.error_y, color: look().text } } : trace;
   }
 
   function drawFigure(element) {
     const figure = data.figures[element.dataset.figure];
     const isMap = figure.layout.meta?.selects === "map";
-    const margin = isMap ? { l: 40, r: 8, t: 6, b: 40 } : { l: 56, r: 16, t: 36, b: 44 };
+    const legend = figure.layout.legend;
+    const below = legend?.orientation === "h" && legend.yanchor !== "bottom"; // else the legend or the buttons are over the chart
+    const margin = isMap ? { l: 40, r: 8, t: 6, b: 40 } : { l: 56, r: 16, t: below ? 14 : 36, b: 44 };
     const layout = { ...themed(figure.layout), margin };
-    if (isMap) layout.shapes = outline();
+    if (isMap) layout.shapes = sinklens.outline();
     if (!isMap) placeLegend(layout, element);
     // Small maps have no room for plotly's buttons; dragging still zooms and a double click resets.
-    Plotly.react(element, figure.data, layout, config(element, !isMap));
+    Plotly.react(element, figure.data.map(themedTrace), layout, config(element, !isMap));
     if (isMap && !element.dataset.listens) {
       element.dataset.listens = "yes";
-      element.on("plotly_click", ({ points: [point] }) => select(heads.layers[Math.round(point.y)], Math.round(point.x)));
+      element.on("plotly_click", ({ points: [point] }) => sinklens.select(sinklens.heads.layers[Math.round(point.y)], Math.round(point.x)));
     }
   }
 
   // A legend beside a narrow chart would leave no room for the chart.
   function placeLegend(layout, element) {
-    if (element.clientWidth >= narrow) return;
+    if (element.clientWidth >= narrow || layout.coloraxis) return;
     layout.legend = { ...layout.legend, orientation: "h", x: 0, xanchor: "left", y: -0.2, yanchor: "top" };
-    layout.margin = { ...layout.margin, r: 8 };
+    layout.margin = { ...layout.margin, r: 8, t: 14 };
     element.style.height = `${Math.max(element.clientHeight, 520)}px`;
   }
 
   on("select", () => {
     for (const element of drawn.keys()) {
-      if (data.figures[element.dataset.figure]?.layout.meta?.selects === "map") Plotly.relayout(element, { shapes: outline() });
+      if (data.figures[element.dataset.figure]?.layout.meta?.selects === "map") Plotly.relayout(element, { shapes: sinklens.outline() });
     }
   });
   on("theme", () => drawn.forEach((draw) => draw()));

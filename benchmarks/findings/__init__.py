@@ -1,0 +1,1 @@
+"""Claims of the papers, measured: every figure of ``docs/findings.md`` comes from here."""

@@ -1,0 +1,77 @@
+"""Results of studies in words for the terminal, and as JSON."""
+
+import math
+from typing import Any
+
+from sinklens.cli.output import records
+from sinklens.reports.tables import (
+    ablation_table,
+    control_table,
+    difference_table,
+    faithfulness_table,
+    norm_table,
+)
+from sinklens.results.ablation import AblationResult, SweepResult
+from sinklens.results.faithfulness import FaithfulnessEffect, FaithfulnessResult
+
+SHOWN = 24  # rows on the terminal; a table of all is what --table is for
+
+
+def ablation_summary(result: AblationResult, effect: str) -> str:
+    """What is printed of an ablation study or a sweep."""
+    tables = [ablation_table(result, effect, SHOWN), control_table(result, effect, SHOWN)]
+    if isinstance(result, SweepResult):
+        tables.append(norm_table(result))
+    idle = sorted({cell.group for cell, changed in zip(result.cells, result.changed, strict=True) if not changed})
+    notes = [f"No edit changed anything in: {', '.join(idle)}"] if idle else []
+    return "\n\n".join([_clean(result), *(table.to_text() for table in tables if table is not None), *notes])
+
+
+def faithfulness_summary(result: FaithfulnessResult, effect: FaithfulnessEffect, reference: str) -> str:
+    """What is printed of a faithfulness run."""
+    tables = [
+        *(faithfulness_table(result, mode, effect) for mode in result.modes),
+        difference_table(result, reference, effect),
+    ]
+    return "\n\n".join([_clean(result), *(table.to_text() for table in tables if table is not None)])
+
+
+def _clean(result: AblationResult | FaithfulnessResult) -> str:
+    source, loss = result.provenance, result.mean_loss
+    return (
+        f"{source.model_name}: loss {loss:.4f} nats per token (perplexity {_perplexity(loss):.4g}) without an edit; "
+        f"{source.n_documents} documents, {int(result.count.sum()):,} predicted tokens. Effects are changes from this."
+    )
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def ablation_figures(result: AblationResult) -> dict[str, Any]:
+    """An ablation study or a sweep as JSON holds it."""
+    figures = {
+        "result": type(result).__name__,
+        "clean_loss": result.mean_loss,
+        "effects": records(result.to_dataframe()),
+        "against_controls": {
+            name: records(result.against_controls(name)) for name in ("delta_loss", "delta_perplexity", "divergence")
+        },
+        "provenance": result.provenance.to_dict(),
+    }
+    return figures | ({"norms": records(result.norms())} if isinstance(result, SweepResult) else {})
+
+
+def faithfulness_figures(result: FaithfulnessResult, reference: str) -> dict[str, Any]:
+    """A faithfulness run as JSON holds it."""
+    names: tuple[FaithfulnessEffect, ...] = ("delta_loss", "delta_perplexity")
+    return {
+        "result": type(result).__name__,
+        "clean_loss": result.mean_loss,
+        "effects": records(result.to_dataframe()),
+        "aopc": {name: records(result.aopc(name)) for name in names},
+        "differences": {name: records(result.differences(None, name)) for name in names},
+        "aopc_differences": {name: records(result.differences(reference, name, aopc=True)) for name in names},
+        "reference": reference,
+        "provenance": result.provenance.to_dict(),
+    }
