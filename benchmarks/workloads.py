@@ -10,8 +10,10 @@ import sinklens as sl
 
 # The textbook way holds [query, key, d_model] of one head: beyond this it does not fit.
 TEXTBOOK_LENGTH = 128
-# Maps of all 30 layers of SmolLM2-135M take 12 T² bytes a head: 0.8 GB at 512, 13 GB at 2048.
+# Maps of all 30 layers of SmolLM2-135M take 4 T² bytes a head: 0.3 GB at 512, 4.5 GB at 2048.
 MAPS_LENGTH = 512
+MASKED_LENGTH = 512
+FRACTIONS = (0.01, 0.05, 0.1, 0.5)
 
 
 def tokens_of(model: Any, length: int) -> Tensor:
@@ -35,6 +37,9 @@ def workloads(model: Any, length: int) -> dict[str, Callable[[], object]]:
     if length <= MAPS_LENGTH:
         found["forward of one"] = lambda: forward(model, tokens[:1])
         found["attention_maps"] = lambda: sl.attention_maps(model, tokens[0])
+        found["maps and contributions"] = lambda: contributions(model, tokens[0])
+    if length <= MASKED_LENGTH:
+        found["masked pass"] = lambda: masked(model, tokens)
     if length <= TEXTBOOK_LENGTH:
         found["textbook"] = lambda: textbook(model, tokens[:1])
     return found
@@ -49,6 +54,22 @@ def forward(model: Any, tokens: Tensor) -> None:
 def profile(model: Any, tokens: Tensor) -> None:
     """Every statistic of every head."""
     sl.head_profile(model, tokens, context_length=None, batch_size=len(tokens), progress=False)
+
+
+def contributions(model: Any, tokens: Tensor) -> None:
+    """Maps of one prompt, and both contribution weights of every layer, which maps compute when they are asked for."""
+    maps = sl.attention_maps(model, tokens)
+    for layer in maps.layers:
+        one = maps.layer(layer)
+        _ = one.intra, one.inter
+
+
+def masked(model: Any, tokens: Tensor) -> None:
+    """One clean pass and one masked pass for each fraction."""
+    sl.faithfulness(
+        model, tokens, "inter", FRACTIONS, modes="comprehensiveness", n_bootstrap=1, context_length=None,
+        batch_size=len(tokens), progress=False,
+    )  # fmt: skip
 
 
 def textbook(model: Any, tokens: Tensor) -> None:

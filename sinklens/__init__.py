@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinklens import metrics, viz
+    from sinklens import metrics, theory, viz
     from sinklens.ablation import (
         ablate_sinks,
         drift_without_sinks,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sinklens.analyzers.profile import ProfileAnalyzer, head_profile
     from sinklens.analyzers.run import run
     from sinklens.errors import (
+        ConvergenceError,
         FrameWarning,
         HookNotFiredError,
         InputError,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from sinklens.results.faithfulness import FaithfulnessResult
     from sinklens.results.faithfulness_progress import partial_faithfulness
     from sinklens.results.multiple_choice import MultipleChoiceResult
+    from sinklens.theory import embedding_cost, pattern_cost
 
 __version__ = "0.1.0"
 
@@ -91,6 +93,7 @@ _HOME = {
     "sinklens.analyzers.profile": ("ProfileAnalyzer", "head_profile"),
     "sinklens.analyzers.run": ("run",),
     "sinklens.errors": (
+        "ConvergenceError",
         "FrameWarning",
         "HookNotFiredError",
         "InputError",
@@ -147,15 +150,17 @@ _HOME = {
     "sinklens.results.faithfulness": ("FaithfulnessResult",),
     "sinklens.results.faithfulness_progress": ("partial_faithfulness",),
     "sinklens.results.multiple_choice": ("MultipleChoiceResult",),
+    "sinklens.theory": ("embedding_cost", "pattern_cost"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-_SUBPACKAGES = ("metrics", "viz")
+_SUBPACKAGES = ("metrics", "theory", "viz")
 
 __all__ = [
     "AblatedDrift",
     "AblationResult",
     "Analyzer",
     "AttentionMaps",
+    "ConvergenceError",
     "DriftAnalyzer",
     "DriftProfile",
     "DriverProfile",
@@ -194,6 +199,7 @@ __all__ = [
     "densify_attention",
     "diagonalize_attention",
     "drift_without_sinks",
+    "embedding_cost",
     "faithfulness",
     "harness_model",
     "head_profile",
@@ -205,6 +211,7 @@ __all__ = [
     "metrics",
     "multiple_choice",
     "partial_faithfulness",
+    "pattern_cost",
     "placebo",
     "remove_sink_attention",
     "report",
@@ -214,6 +221,7 @@ __all__ = [
     "set_sink_mass",
     "sink_rule",
     "sweep_sinks",
+    "theory",
     "token_labels",
     "tokenize",
     "value_means",

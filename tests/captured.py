@@ -54,7 +54,7 @@ def n_hooks(model: Any) -> int:
 def raw_layers(model: Any, name: str, tokens: Tensor) -> dict[int, RawLayer]:
     """Every softmax layer of the model for one sequence ``[1, position]``, by layer number."""
     family = FAMILIES[name]
-    ends = ["hook_pattern", "hook_v", "hook_z", *(["hook_q_gate"] if family.gated else [])]
+    ends = ["hook_pattern", family.value_end, "hook_z", *(["hook_q_gate"] if family.gated else [])]
     wanted = [f"blocks.{layer}.attn.{end}" for layer in family.attention_layers for end in ends]
     seen: dict[str, Tensor] = {}
 
@@ -93,9 +93,9 @@ def apart(model: Any, end: str, tensor: Tensor) -> Tensor:
 def output_weight(model: Any, layer: int) -> Tensor:
     """``W_O`` ``[head, d_head, d_model]`` as the model stores it."""
     family, attention = family_of(model), model.blocks[layer].attn
-    if family.latent:
+    if family.latent or family.unlike:
         weight = attention.o.original_component.weight.detach()
-        return weight.T.reshape(family.n_heads, family.d_head, family.d_model)
+        return weight.T.reshape(family.n_heads, family.geometry(layer)[1], family.d_model)
     return attention.W_O.detach()
 
 

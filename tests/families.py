@@ -45,6 +45,7 @@ def new_hf_model(name: str, seed: int = 0) -> PreTrainedModel:
         model = getattr(transformers, family.model_class)(family.make_config())
     model.config.architectures = [family.model_class]
     randomize(model, weights_seed)
+    scale_queries(model, family.query_scale)
     return model.eval().requires_grad_(False)
 
 
@@ -64,6 +65,15 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             parameter.copy_(0.25 * noise)
         else:
             parameter.copy_(noise / math.sqrt(min(parameter.shape[-2:])))
+
+
+@torch.no_grad()
+def scale_queries(model: torch.nn.Module, scale: float) -> None:
+    """Multiply what queries are made with: the gain of their norm, else their projection."""
+    named = dict(model.named_parameters())
+    normed = [weight for name, weight in named.items() if "q_norm" in name]
+    for weight in normed or [weight for name, weight in named.items() if "q_proj" in name]:
+        weight.mul_(scale)
 
 
 @functools.cache

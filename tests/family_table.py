@@ -45,14 +45,20 @@ class Family:
     module_output_differs: bool = (
         False  # Bridge: attn.hook_out has the residual (and a norm) in it, attn.o.hook_out not
     )
+    value_end: str = "hook_v"  # where the values that attention reads are to hook
+    unlike: tuple[tuple[int, int], ...] = ()  # key/value heads and head width of each layer, where they differ
     pattern_editable: bool = True  # Bridge: an edit at hook_pattern reaches the output
-    profile_tolerance: float = 1e-5  # relative; what float32 leaves of 1 - A_is where that is small
+    query_scale: float = 1.0  # on the weights of queries, where unscaled scores would make attention nearly one-hot
     bridge_needs_4x: bool = False  # TransformerLens 3.9's Bridge fails or gives other logits
     bridge_is_wrong: bool = False  # Bridge gives other logits than the model, in every version that is tested
     text: bool = True  # takes token ids
     decodes_alone: bool = True  # token ids are all that a forward pass needs
     refused: str = ""  # what the error says of a family that cannot be measured; empty for a supported one
     note: str = ""  # what a user should know beside
+
+    def geometry(self, layer: int) -> tuple[int, int]:
+        """Key/value heads and head width of a layer."""
+        return self.unlike[layer] if self.unlike else (self.n_kv_heads, self.d_head)
 
     @property
     def traits(self) -> tuple[str, ...]:
@@ -73,6 +79,8 @@ class Family:
             "residual multiplier": self.multiplier != 1.0,
             "bidirectional": not self.causal,
             "encoder-decoder": not self.decodes_alone,
+            "layers with different head counts": bool(self.unlike),
+            "norm of the values": self.value_end != "hook_v",
             "d_head ≠ d_model / n_heads": self.d_head * self.n_heads != self.d_model,
         }
         return tuple(trait for trait, there in found.items() if there)
@@ -108,6 +116,13 @@ def _gpt_style(class_name: str, **extra: Any) -> Callable[[], PretrainedConfig]:
 
 def _build_plain(class_name: str, settings: dict[str, Any]) -> PretrainedConfig:
     return getattr(transformers, class_name)(**settings)
+
+
+def gemma4_config(**extra: Any) -> Callable[[], PretrainedConfig]:
+    sizes = {"num_key_value_heads": N_KV_HEADS, "head_dim": 16, "sliding_window": WINDOW}
+    per_layer_input = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": VOCAB_SIZE}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"]}
+    return _config("Gemma4TextConfig", **{**sizes, **per_layer_input, **kinds, **extra})
 
 
 def _gpt_neo() -> Callable[[], PretrainedConfig]:
@@ -180,7 +195,7 @@ _TABLE = (
         has_hooked=True,
         has_value_bias=False,
         pattern_editable=False,
-        profile_tolerance=1e-4,  # unscaled scores: attention is nearly one-hot
+        query_scale=0.25,
     ),
     Family(
         "llama",
@@ -429,18 +444,7 @@ _TABLE = (
     ),
     Family(
         "gemma4",
-        _config(
-            "Gemma4TextConfig",
-            **GROUPED,
-            head_dim=16,
-            global_head_dim=16,
-            num_global_key_value_heads=1,
-            attention_k_eq_v=False,
-            sliding_window=WINDOW,
-            layer_types=SLIDING_THEN_FULL,
-            hidden_size_per_layer_input=0,
-            vocab_size_per_layer_input=VOCAB_SIZE,
-        ),
+        gemma4_config(global_head_dim=16, attention_k_eq_v=False),
         "Gemma4ForCausalLM",
         n_kv_heads=2,
         windows=(WINDOW, None),
@@ -448,8 +452,24 @@ _TABLE = (
         has_output_bias=False,
         post_norm=True,
         pattern_editable=False,
-        refused="head outputs are not A v",
-        note="a norm acts on the values after `hook_v`",
+        query_scale=0.25,
+        value_end="v_norm.hook_out",
+    ),
+    Family(
+        "gemma4_unlike",
+        # As the larger ones are: full attention has wider heads, fewer of keys, and no values but its keys.
+        gemma4_config(global_head_dim=24, num_global_key_value_heads=1, attention_k_eq_v=True),
+        "Gemma4ForCausalLM",
+        n_kv_heads=2,
+        windows=(WINDOW, None),
+        has_value_bias=False,
+        has_output_bias=False,
+        post_norm=True,
+        pattern_editable=False,
+        query_scale=0.25,
+        value_end="v_norm.hook_out",
+        unlike=((2, 16), (1, 24)),
+        note="layers that read keys and values of an earlier layer are skipped by name",
     ),
     Family(
         "mamba",

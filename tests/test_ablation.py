@@ -412,6 +412,17 @@ def test_reprs_tell_the_largest_effect_beside_its_controls() -> None:
     )
 
 
+def test_a_single_document_has_no_interval() -> None:
+    count = torch.tensor([10.0], dtype=torch.float64)
+    cells = tuple(AblationCell("all layers", ((0, 0),), "zero", math.nan, where) for where in ("sink", "position"))
+    loss = torch.tensor([[30.0], [21.0]], dtype=torch.float64)
+    result = AblationResult(cells, loss, torch.zeros_like(loss), 2 * count, count, (True, True), sl.Provenance("tiny"))
+    assert result.effect().tolist() == pytest.approx([1.0, 0.1])
+    assert result.interval().isnan().all()
+    assert result.against_controls()[["low", "high"]].isna().all(axis=None)
+    assert "zero in all layers: +1.000 nats; controls" in repr(result)
+
+
 # A real model.
 
 

@@ -4,12 +4,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
 
 import sinklens as sl
+from sinklens.models.attention import ModelAttention
 from sinklens.models.verify import TOLERANCE
 from tests.captured import BACKENDS, MODELS, load, n_hooks, new
 from tests.families import FAMILIES
+from tests.family_table import gemma4_config
+from tests.tiny_tokenizer import tiny_tokenizer
 
 
 @pytest.mark.parametrize(("backend", "name"), MODELS)
@@ -32,7 +37,7 @@ def test_every_supported_family_passes(backend: str, name: str) -> None:
         expected = {
             f"window {family.windows[layer.layer]}": family.windows[layer.layer] is not None,
             "learned sink": family.learned_sink, "gated": family.gated, "bidirectional": not family.causal,
-            f"on {family.n_kv_heads} key/value heads": family.n_kv_heads != family.n_heads,
+            f"on {family.geometry(layer.layer)[0]} key/value heads": family.n_kv_heads != family.n_heads,
         }  # fmt: skip
         assert {part: part in layer.kind for part in expected} == expected
     assert "passed" in repr(check)
@@ -128,6 +133,28 @@ def test_a_model_without_a_tokenizer_is_checked() -> None:
     model.tokenizer = None
     assert sl.check_model(model).passed
     assert sl.attention_maps(model, torch.tensor([5, 6, 7])).tokens == ("5", "6", "7")
+
+
+def test_latent_attention_is_read_before_its_first_pass() -> None:
+    """TransformerBridge cannot tell its heads apart until then."""
+    fresh, used = new("bridge", "deepseek_v3"), load("bridge", "deepseek_v3")
+    sl.check_model(used)
+    for layer in range(2):
+        found, expected = (ModelAttention(model).output_weights(layer)[0] for model in (fresh, used))
+        assert torch.equal(found, expected)
+
+
+def test_layers_that_share_keys_and_values_are_skipped_by_name() -> None:
+    extra = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8}
+    kinds = ["sliding_attention", "full_attention"] * 2
+    config: Any = gemma4_config(global_head_dim=16, attention_k_eq_v=False, layer_types=kinds, **extra)()
+    source: Any = transformers.Gemma4ForCausalLM(config).eval().requires_grad_(False)
+    source.config.architectures = ["Gemma4ForCausalLM"]
+    model = TransformerBridge.boot_transformers("shared", hf_model=source, tokenizer=tiny_tokenizer(), device="cpu")
+    check = sl.check_model(model)
+    assert [layer.verdict for layer in check.layers] == ["exact, not editable"] * 2 + ["skipped"] * 2
+    assert "keys and values of an earlier layer" in check.layers[3].kind
+    assert sl.attention_maps(model, "The cat sat").layers == (0, 1)
 
 
 def test_packed_weights_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

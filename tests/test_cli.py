@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from torch import Tensor
 from typer.testing import CliRunner
 
 from sinklens.cli import app
@@ -85,8 +86,12 @@ def test_check_prints_a_verdict_per_layer(run: Run, tmp_path: Path) -> None:
 
 
 def test_check_of_a_refused_model_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "load_model", lambda name, **_: bridge("gemma4"))
-    result = CliRunner().invoke(app, ["check", "gemma4"])
+    def tiled(value: Tensor, n_heads: int) -> Tensor:
+        return value.repeat(1, 1, n_heads // value.shape[2], 1)
+
+    monkeypatch.setattr(loading, "load_model", lambda name, **_: bridge("llama"))
+    monkeypatch.setattr("sinklens.models.layer.expand_kv_heads", tiled)
+    result = CliRunner().invoke(app, ["check", "llama"])
     assert result.exit_code == 1
     assert "failed: 2 layers, 2 refused" in result.stdout
 

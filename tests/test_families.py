@@ -42,7 +42,7 @@ def capture(model: Any, tokens: torch.Tensor, names: list[str]) -> dict[str, tor
 
 
 def attention_hooks(name: str, layer: int) -> list[str]:
-    ends = ["hook_pattern", "hook_v", "hook_z", *(["hook_q_gate"] if FAMILIES[name].gated else [])]
+    ends = ["hook_pattern", FAMILIES[name].value_end, "hook_z", *(["hook_q_gate"] if FAMILIES[name].gated else [])]
     return [f"blocks.{layer}.attn.{end}" for end in ends]
 
 
@@ -82,16 +82,17 @@ def test_table_tells_the_shapes_and_the_decomposition(name: str) -> None:
         output_hook = f"blocks.{layer}.attn.o.hook_out"
         seen = capture(model, inputs(name), [*attention_hooks(name, layer), output_hook])
         pattern, value, z, *gate = (apart(model, hook, seen[hook]) for hook in attention_hooks(name, layer))
-        assert value.shape[2:] == (family.n_kv_heads, family.d_head)
-        assert z.shape[2:] == (family.n_heads, family.d_head)
-        expanded = value.repeat_interleave(family.n_heads // family.n_kv_heads, dim=2)
+        n_kv_heads, d_head = family.geometry(layer)
+        assert value.shape[2:] == (n_kv_heads, d_head)
+        assert z.shape[2:] == (family.n_heads, d_head)
+        expanded = value.repeat_interleave(family.n_heads // n_kv_heads, dim=2)
         expected = torch.einsum("bhqk,bkhd->bqhd", pattern, expanded)
         if family.gated:
             expected = expected * gate[0].sigmoid().reshape(expected.shape)
         torch.testing.assert_close(z, expected, atol=1e-6, rtol=0)
 
         W_O, b_O = output_weight(model, layer), model.blocks[layer].attn.o.bias
-        assert W_O.shape == (family.n_heads, family.d_head, family.d_model)
+        assert W_O.shape == (family.n_heads, d_head, family.d_model)
         output = torch.einsum("bqhd,hdm->bqm", z, W_O)
         assert (b_O is not None) == family.has_output_bias
         if family.has_output_bias:

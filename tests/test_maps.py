@@ -14,7 +14,16 @@ from tests.gaps import METRICS, largest_gap, prompt, raw, relative_gap
 from tests.reference import attention as reference
 
 needs_hooked = pytest.mark.skipif("hooked" not in BACKENDS, reason="TransformerLens 4 has no HookedTransformer")
-CACHED = ("hook_pattern", "hook_v", "hook_z", "hook_q_gate", "attn.hook_out", "o.hook_out", "hook_attn_out")
+CACHED = (
+    "hook_pattern",
+    "hook_v",
+    "v_norm.hook_out",
+    "hook_z",
+    "hook_q_gate",
+    "attn.hook_out",
+    "o.hook_out",
+    "hook_attn_out",
+)
 HYBRID = [name for name in TEXT_FAMILIES if len(FAMILIES[name].attention_layers) < FAMILIES[name].n_layers]
 
 

@@ -33,8 +33,10 @@ small model says little about others: run it on yours.
   (`sinklens.drift_without_sinks`; operational form ours).
 - AOPC: mean over fractions {fractions} of Δ loss with that share of the terms `A v` removed, the highest for
   comprehensiveness, the lowest for sufficiency; pairs of (head, key) ranked per query, scores from the running pass
-  (`sinklens.faithfulness`). `inter` is the contribution to the layer's output, ranked with its sign, or by size where the
-  line says so: with the sign, sufficiency removes first what opposes the output, and that hurts.
+  (`sinklens.faithfulness`). `output_normalized` divides by the norm of the head's own output; by that of the layer's output it
+  would rank the pairs of a query exactly as `value_weighted` does. `inter` is the contribution to the layer's output, ranked
+  with its sign, or by size where the line says so: with the sign, sufficiency removes first what opposes the output, and
+  that hurts.
 """
 
 SECTION = """## {name}

@@ -95,9 +95,14 @@ class MapsAnalyzer(Analyzer):
             raise InputError("maps are of one prompt; got several. Pass one text, or call attention_maps for each")
         self._done.add(attention.index)
         for name, tensor in layer_maps(attention).items():
-            if name not in self.tensors:
-                self.tensors[name] = torch.empty(len(self.layers), *tensor.shape[1:], dtype=tensor.dtype)
-            self.tensors[name][attention.index] = tensor[0]
+            kept = self.tensors.get(name)
+            if kept is None:
+                kept = torch.empty(len(self.layers), *tensor.shape[1:], dtype=tensor.dtype)
+            # Heads of unlike layers differ in width (Gemma-4); zeros change no product of them.
+            width = max(kept.shape[-1], tensor.shape[-1])
+            kept, tensor = (torch.nn.functional.pad(each, (0, width - each.shape[-1])) for each in (kept, tensor))
+            kept[attention.index] = tensor[0]
+            self.tensors[name] = kept
         self.sinks |= set(attention.sink[attention.sink >= 0].tolist())
         self.tokens = attention.tokens[0].cpu()
 
@@ -145,6 +150,7 @@ def attention_maps(
     *,
     layers: Iterable[int] | None = None,
     sink: Sink | SinkRule = "first",
+    frame: str = "attention",
     prepend_bos: bool | None = None,
 ) -> AttentionMaps:
     """Every importance metric of every head for one prompt, in one forward pass.
@@ -154,6 +160,7 @@ def attention_maps(
         text: a string, token ids ``[position]``, or for a model of images the pixels ``[1, channel, row, column]``.
         layers: the model's own layer numbers; None for all. Maps of ``T`` tokens take about ``4 T²`` bytes a head.
         sink: ``"first"``, ``"token:ID"``, positions, or ``"detect"``; only recorded here, no metric depends on it.
+        frame: ``"attention"`` or ``"residual"``, as in :func:`sinklens.run`.
         prepend_bos: True or False overrides what the model's tokenizer does.
 
     Returns:
@@ -166,7 +173,7 @@ def attention_maps(
         UnsupportedAttentionError: a layer does not decompose into attention times values.
     """
     if reads_images(model):
-        return _maps_of_image(model, as_image(model, text), layers, sink)
+        return _maps_of_image(model, as_image(model, text), layers, sink, frame)
     one = [text] if isinstance(text, str) else text
     batches = tokenize(
         model,
@@ -180,13 +187,15 @@ def attention_maps(
     chosen = None if layers is None else tuple(layers)
     _require_memory(ModelAttention(model, chosen), next(iter(batches)).tokens.shape[1])
     analyzer = MapsAnalyzer(lambda tokens: token_labels(model, tokens))
-    [maps] = run(model, batches, [analyzer], layers=chosen, sink=sink, progress=False)
+    [maps] = run(model, batches, [analyzer], layers=chosen, sink=sink, frame=frame, progress=False)
     return maps
 
 
-def _maps_of_image(model: Any, pixels: Tensor, layers: Iterable[int] | None, sink: Sink | SinkRule) -> AttentionMaps:
+def _maps_of_image(
+    model: Any, pixels: Tensor, layers: Iterable[int] | None, sink: Sink | SinkRule, frame: str
+) -> AttentionMaps:
     attention = ModelAttention(model, layers)
-    reader = LayerReader(attention, sink_rule(sink))
+    reader = LayerReader(attention, sink_rule(sink), frame=frame)
     if reader.sink.kind == "token":
         raise InputError(
             f"sink {reader.sink.describe()!r} needs token ids; an image has none, choose sinks by position"

@@ -192,6 +192,7 @@ def head_profile(
     batch_size: int = 8,
     layers: Iterable[int] | None = None,
     sink: Sink | SinkRule = "first",
+    frame: str = "attention",
     eps: float = 0.3,
     entropy: Entropy = "collision",
     thresholds: KindThresholds | None = None,
@@ -208,6 +209,7 @@ def head_profile(
         batch_size: sequences per batch.
         layers: the model's own layer numbers; None for all.
         sink: ``"first"``, ``"token:ID"``, positions, or ``"detect"`` (:func:`sinklens.sink_rule`).
+        frame: ``"attention"`` or ``"residual"``, as in :func:`sinklens.run`.
         eps: threshold of the sink rate, strict.
         entropy: ``"collision"`` or ``"shannon"`` (:func:`~sinklens.metrics.patterns.row_entropy`).
         thresholds: of the pattern kinds.
@@ -224,5 +226,5 @@ def head_profile(
     """
     analyzer = ProfileAnalyzer(eps, entropy, thresholds)
     arguments: dict[str, Any] = {"context_length": context_length, "batch_size": batch_size, **tokenization}
-    [profile] = run(model, texts, [analyzer], layers=layers, sink=sink, progress=progress, **arguments)
+    [profile] = run(model, texts, [analyzer], layers=layers, sink=sink, frame=frame, progress=progress, **arguments)
     return profile

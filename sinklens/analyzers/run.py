@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tqdm import tqdm
@@ -24,6 +25,7 @@ def run(
     *,
     layers: Iterable[int] | None = None,
     sink: Sink | SinkRule = "first",
+    frame: str = "attention",
     progress: bool = True,
     **tokenization: Any,
 ) -> list[Any]:
@@ -35,6 +37,9 @@ def run(
         analyzers: the measurements, also your own (:class:`Analyzer`).
         layers: the model's own layer numbers; None for all with a readable attention.
         sink: ``"first"``, ``"token:ID"``, positions, or ``"detect"`` (:func:`sinklens.sink_rule`).
+        frame: ``"attention"``, contributions to what the heads write; ``"residual"``, to what is added to the residual
+            stream, which differs where a norm follows attention (Gemma-2 and 3, OLMo-2 and 3). That is linear given the
+            norm's scale of a query; contributions do not depend on it, and norms are those before it.
         progress: whether to show a progress bar.
         tokenization: further arguments of :func:`sinklens.tokenize`, such as ``context_length`` and ``batch_size``.
 
@@ -50,7 +55,8 @@ def run(
     attention = ModelAttention(model, layers)
     attention.require_no_dropout()
     batches = _batches(model, texts, tokenization)
-    reader = LayerReader(attention, sink_rule(sink), [hook for analyzer in analyzers for hook in analyzer.hooks])
+    hooks = [hook for analyzer in analyzers for hook in analyzer.hooks]
+    reader = LayerReader(attention, sink_rule(sink), hooks, frame=frame)
     warn_once(attention.name, attention.frame)
     setup = Setup(attention.layers, model.cfg.n_heads, attention.name)
     for analyzer in analyzers:
@@ -65,7 +71,7 @@ def run(
         for batch in batches:
             bar.total = None if batches.total is None else batches.total * len(attention.layers)
             reader.read(batch.tokens, batch.mask, lambda view: (receive(view), bar.update()))
-    provenance = describe(attention, reader.sink, **_counts(batches))
+    provenance = replace(describe(attention, reader.sink, **_counts(batches)), frame=reader.frame_name)
     return [analyzer.result(provenance) for analyzer in analyzers]
 
 

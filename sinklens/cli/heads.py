@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from sinklens.cli.app import command
+from sinklens.cli.known_models import list_models
 from sinklens.cli.options import AsJson, HeadOptions, ModelOptions
 from sinklens.cli.output import records, say, shown
 
@@ -74,7 +75,13 @@ def profile_command(*, out: ProfileOut = None, eps: Eps = 0.3, request: HeadOpti
 @command("check")
 def check_command(
     *,
-    name: Annotated[str | None, typer.Argument(help="The model; the same as --model.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="The model; the same as --model. With --list: words to look for.")
+    ] = None,
+    listed: Annotated[
+        bool,
+        typer.Option("--list", help="List the models that TransformerLens knows, with the verdict on each family."),
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv, .parquet or .json table.")] = None,
     request: ModelOptions,
     as_json: AsJson = False,
@@ -89,6 +96,9 @@ def check_command(
     if out is not None:
         check_writable(out)
         check_table_suffix(out)
+    if listed:
+        list_models(name or "", out, as_json, request.backend)
+        return
     texts = None if request.data is None else request.texts()
     asked = request if name is None else dataclasses.replace(request, model=name)
     check = check_model(asked.load(), texts)

@@ -17,12 +17,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard out
 class ModelOptions:
     """Which model, and which text."""
 
-    model: Annotated[str, typer.Option("--model", "-m", help="Hub name, local folder, or smollm2-135m.")] = (
+    model: Annotated[str, typer.Option("--model", "-m", help="Hub name, local folder, GGUF file, or smollm2-135m.")] = (
         "smollm2-135m"
     )
     data: Annotated[str | None, typer.Option("--data", "--texts", "-d", help=DATA_HELP)] = None
     fields: Annotated[str | None, typer.Option(help="Fields of a .jsonl or dataset: question,answer.")] = None
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the best one there is.")] = None
+    device_map: Annotated[
+        str | None, typer.Option(help="auto or balanced: split over all GPUs, in place of --device.")
+    ] = None
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16; metrics are float32 anyway.")] = "float32"
     backend: Annotated[str | None, typer.Option(help="bridge or hooked (TransformerLens 3). Default: bridge.")] = None
 
@@ -30,7 +33,9 @@ class ModelOptions:
         """The model."""
         from sinklens.models.loading import load_model
 
-        return load_model(self.model, device=self.device, dtype=self.dtype, backend=self.backend)
+        return load_model(
+            self.model, device=self.device, dtype=self.dtype, backend=self.backend, device_map=self.device_map
+        )
 
     def texts(self) -> Any:
         """The texts; a missing or broken file is found here, before a model is loaded."""

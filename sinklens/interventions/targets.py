@@ -46,10 +46,8 @@ class LayerTarget:
 
     @property
     def n_kv_heads(self) -> int:
-        """The number of key/value heads; of latent attention, whose values are per head, all heads."""
-        if self.attention.latent_width(self.layer) is not None:
-            return self.n_heads
-        return int(getattr(self.attention.model.cfg, "n_key_value_heads", None) or self.n_heads)
+        """The number of key/value heads."""
+        return self.attention.n_kv_heads(self.layer)
 
     @property
     def d_head(self) -> int:

@@ -12,10 +12,12 @@ from torch import Tensor
 from sinklens.errors import InputError, UnsupportedAttentionError
 from sinklens.models.encoding import is_bidirectional
 from sinklens.models.frames import describe_frame
-from sinklens.models.hook_names import OUTPUTS, PATTERN, VALUE, Z, at_layer
+from sinklens.models.hook_names import NORMED_VALUE, OUTPUTS, PATTERN, VALUE, Z, at_layer
 from sinklens.models.known_faults import fused_split_fault
-from sinklens.models.latent import as_laid_out, heads_apart, output_weight, value_width
+from sinklens.models.latent import as_laid_out, heads_apart, output_weight, own_width, value_width
 from sinklens.models.layer import at_least_float32
+from sinklens.models.packed import packed_fault
+from sinklens.models.placement import input_device, materialized
 from sinklens.results.labels import describe_numbers
 
 
@@ -35,7 +37,7 @@ class ModelAttention:
         self.hook_points: dict[str, Any] = model.hook_dict
         available = [layer for layer in range(model.cfg.n_layers) if self.has_hooks(layer)]
         self.skipped = {
-            layer: "no attention pattern, value and z to hook (linear attention or another kind of layer)"
+            layer: "no attention pattern, value and z to hook (linear attention, or keys and values of an earlier layer)"
             for layer in range(model.cfg.n_layers)
             if layer not in available
         }
@@ -45,13 +47,15 @@ class ModelAttention:
                 "expected a decoder or encoder with softmax attention, run eagerly"
             )
         self.layers = _chosen(available, self.skipped, layers)
-        fault = fused_split_fault(model, self.module(self.layers[0]))
+        packed = (packed_fault(f"layer {layer}", self.module(layer)) for layer in available)
+        with materialized(self.module(self.layers[0])):
+            fault = next(filter(None, packed), None) or fused_split_fault(model, self.module(self.layers[0]))
         if fault is not None:
             raise UnsupportedAttentionError(f"{self.name}: {fault}")
 
     def has_hooks(self, layer: int) -> bool:
         """Whether the layer has a pattern, values and head outputs to hook."""
-        return all(at_layer(name, layer) in self.hook_points for name in (PATTERN, VALUE, Z))
+        return all(self.hook(name, layer) is not None for name in (PATTERN, VALUE, Z))
 
     @property
     def name(self) -> str:
@@ -89,7 +93,7 @@ class ModelAttention:
     @cached_property
     def device(self) -> torch.device:
         """Where token ids go."""
-        return next(iter(self.model.parameters())).device
+        return input_device(self.model)
 
     def require_no_dropout(self) -> None:
         """Refuse a model whose outputs are random: in training mode, with dropout.
@@ -115,8 +119,10 @@ class ModelAttention:
         """The canonical name of a hook in a layer, or None where the layer has no such hook.
 
         In compatibility mode a hook under an alias is called once for every name that it has; under its own, once.
+        Values are those that attention reads, behind a norm of them (Gemma-4).
         """
-        point = self.hook_points.get(at_layer(template, layer))
+        normed = self.hook_points.get(at_layer(NORMED_VALUE, layer)) if template == VALUE else None
+        point = normed or self.hook_points.get(at_layer(template, layer))
         return None if point is None else str(point.name or at_layer(template, layer))
 
     @property
@@ -149,9 +155,11 @@ class ModelAttention:
         return at_least_float32(W_O.detach()), bias
 
     def _stored_output_weights(self, layer: int) -> tuple[Any, Any]:
-        module, width = self.module(layer), self.latent_width(layer)
+        module = self.module(layer)
+        width = self.latent_width(layer) or own_width(module, self.model.cfg)
         try:
-            return (module.W_O, getattr(module, "b_O", None)) if width is None else output_weight(module, width)
+            with materialized(module):
+                return (module.W_O, getattr(module, "b_O", None)) if width is None else output_weight(module, width)
         except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
             raise UnsupportedAttentionError(
                 f"{self.name}, layer {layer}: W_O cannot be read: {_one_line(error)}"
@@ -160,6 +168,14 @@ class ModelAttention:
     def latent_width(self, layer: int) -> int | None:
         """How many numbers a head's value has in latent attention (MLA); None for any other attention."""
         return value_width(self.module(layer))
+
+    def n_kv_heads(self, layer: int) -> int:
+        """The number of key/value heads of a layer; of latent attention, whose values are per head, all heads."""
+        cfg = self.model.cfg
+        if self.latent_width(layer) is not None:
+            return cfg.n_heads
+        by_layer = getattr(cfg, "per_layer_num_key_value_heads", None)
+        return int((by_layer[layer] if by_layer else getattr(cfg, "n_key_value_heads", None)) or cfg.n_heads)
 
     def heads_apart(self, template: str, layer: int, tensor: Tensor) -> Tensor:
         """What a hook of the layer holds, values and head outputs as ``[batch, position, head, d_head]`` in every attention."""

@@ -1,5 +1,6 @@
 """One forward pass that hands over each layer's attention as soon as it is complete, and keeps none of it."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,11 +10,14 @@ import torch
 from torch import Tensor
 
 from sinklens.errors import HookNotFiredError, InputError, UnsupportedAttentionError
+from sinklens.metrics.contributions import layer_output
+from sinklens.metrics.head_space import head_factor
 from sinklens.models.attention import ModelAttention
 from sinklens.models.environment import one_line
 from sinklens.models.factors import cached_head_factor
-from sinklens.models.hook_names import GATE, PATTERN, VALUE, Z, at_layer
+from sinklens.models.hook_names import ADDED, GATE, PATTERN, VALUE, Z, at_layer
 from sinklens.models.layer import LayerAttention, LayerWeights, at_least_float32
+from sinklens.models.residual import require_frame, residual_gain
 from sinklens.models.sinks import SinkRule
 from sinklens.models.verify import SAMPLED_QUERIES, Identities, compare, layout_failure
 
@@ -81,8 +85,11 @@ class LayerReader:
         extra_hooks: Sequence[str] = (),
         on_failure: Callable[[int, str], object] | None = None,
         sampled: int | None = SAMPLED_QUERIES,
+        frame: str = "attention",
     ):
         self.attention = attention
+        self.frame = require_frame(frame)
+        self.residual_weights: dict[int, LayerWeights | None] = {}
         self.on_failure = on_failure
         self.sampled = sampled
         self.sink = sink
@@ -199,6 +206,41 @@ class LayerReader:
         self.identities[view.layer] = identities
         self.require(view.layer, identities.failure)
 
+    @property
+    def frame_name(self) -> str:
+        """The frame of the weights, and that contributions are to the residual stream where that makes a difference."""
+        changed = any(weights is not None for weights in self.residual_weights.values())
+        return f"{self.attention.frame}, to the residual stream" if changed else self.attention.frame
+
+    def in_frame(self, view: LayerAttention, outputs: dict[str, Tensor]) -> LayerAttention:
+        """The view as it is, or with the output weights that write what is really added to the residual stream.
+
+        Raises:
+            UnsupportedAttentionError: that is not linear in what the keys bring, or there is no hook of it.
+        """
+        if self.frame == "attention":
+            return view
+        if view.layer not in self.residual_weights:
+            self.residual_weights[view.layer] = self._find_residual_weights(view, outputs)
+        weights = self.residual_weights[view.layer]
+        return view if weights is None else dataclasses.replace(view, weights=weights, module_output=None)
+
+    def _find_residual_weights(self, view: LayerAttention, outputs: dict[str, Tensor]) -> LayerWeights | None:
+        rows, raw = view.mask[0], view.weights
+        added = outputs.get(str(self.attention.hook(ADDED, view.layer)))
+        if added is None:
+            self.require(view.layer, "no hook holds what is added to the residual stream; take frame='attention'")
+            return None
+        output = layer_output(view.z[:1, rows], raw.W_O)[0] + (0 if raw.b_O is None else raw.b_O)
+        added = at_least_float32(added[0].to(output.device))[rows]
+        tolerance = self.identities[view.layer].tolerance
+        gain, failure = residual_gain(self.attention.model.blocks[view.layer], output, added, tolerance)
+        self.require(view.layer, failure)
+        if gain is None:
+            return None
+        W_O, b_O = raw.W_O * gain, None if raw.b_O is None else raw.b_O * gain
+        return dataclasses.replace(raw, W_O=W_O, b_O=b_O, factor=head_factor(W_O))
+
     def require(self, layer: int, failure: str | None) -> None:
         """Raise, or tell ``on_failure``, where a layer cannot be used.
 
@@ -262,7 +304,11 @@ class _PendingLayer:
 
     def from_cache(self, cache: Any) -> dict[str, Tensor]:
         """The layer's tensors from a cache, by canonical hook name; outputs that it lacks are done without."""
-        spellings = {str(name): {str(name), at_layer(template, self.layer)} for template, name in self.names.items()}
+        # Values behind a norm have no other name: those before it are not what attention reads.
+        spellings = {
+            str(name): {str(name)} if "v_norm" in str(name) else {str(name), at_layer(template, self.layer)}
+            for template, name in self.names.items()
+        }
         known = self.reader.attention.output_hooks(self.layer)
         self.outputs = [name for name in known if name in cache]
         taken: dict[str, Tensor] = {name: cache[name] for name in self.outputs}
@@ -296,7 +342,7 @@ class _PendingLayer:
             self.reader.verify(view, {name: taken[name] for name in self.outputs})
             chosen = [name for name in self.reader.output_hooks(self.layer) if name in taken]
         view.module_output = at_least_float32(taken[chosen[0]]).to(view.z.device) if chosen else None
-        self.receive(view)
+        self.receive(self.reader.in_frame(view, {name: taken[name] for name in self.outputs}))
 
     def _layout_failure(self, taken: dict[str, Tensor]) -> str | None:
         pattern, value, z = (taken[str(self.names[name])] for name in (PATTERN, VALUE, Z))

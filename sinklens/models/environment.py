@@ -61,6 +61,10 @@ def parse_device(device: str | torch.device | None) -> torch.device:
         raise ModelLoadError(
             f"device {str(device)!r} is not available here; available: {', '.join(_available_devices())}"
         ) from error
+    if parsed.type == "mps":
+        from transformer_lens.utilities.devices import warn_if_mps
+
+        warn_if_mps(parsed)  # TransformerLens says it where it moves a model, but not where it loads one
     return parsed
 
 
@@ -69,9 +73,12 @@ def _available_devices() -> list[str]:
     return [*devices, "mps"] if torch.backends.mps.is_available() else devices
 
 
-def check_memory(source: str, config: Any, dtype: torch.dtype, device: torch.device, copies: int) -> None:
-    """Refuse a model whose weights alone do not fit, before the machine swaps or ends the process."""
-    available = available_memory(device)
+def check_memory(source: str, config: Any, dtype: torch.dtype, device: torch.device | None, copies: int) -> None:
+    """Refuse a model whose weights alone do not fit, before the machine swaps or ends the process.
+
+    Nothing is refused that is split over devices, ``device`` None, or where the system does not tell how much there is.
+    """
+    available = None if device is None else available_memory(device)
     if available is None:
         return
     folder = Path(source)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sinklens.errors import FrameWarning
+from sinklens.models.placement import materialized
 
 _WARNED: set[str] = set()
 # Folding a norm's gain moves it from one factor of the values to the other; the values stay what they were.
@@ -43,14 +44,14 @@ def _is_centred(W_O: Tensor) -> bool:
 
 
 def _value_bias_folded(attention: Any) -> bool:
-    try:
-        biases = [getattr(attention, name, None) for name in ("b_V", "b_O")]
-    except NotImplementedError:  # latent attention has no value bias to read
-        return False
-    value_bias, output_bias = biases
-    if not isinstance(value_bias, Tensor) or not isinstance(output_bias, Tensor):
-        return False
-    return not bool(torch.count_nonzero(value_bias)) and bool(torch.count_nonzero(output_bias))
+    with materialized(attention):
+        try:
+            value_bias, output_bias = (getattr(attention, name, None) for name in ("b_V", "b_O"))
+        except NotImplementedError:  # latent attention has no value bias to read
+            return False
+        if not isinstance(value_bias, Tensor) or not isinstance(output_bias, Tensor):
+            return False
+        return not bool(torch.count_nonzero(value_bias)) and bool(torch.count_nonzero(output_bias))
 
 
 def warn_once(model_name: str, frame: str) -> None:

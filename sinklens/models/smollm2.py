@@ -3,14 +3,13 @@ folder in the user's cache.
 """
 
 import errno
-import importlib
 import importlib.util
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from sinklens.errors import ModelLoadError
+from sinklens.models.gguf_files import read_gguf, read_gguf_tokenizer
 
 NAME = "smollm2-135m"
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -72,20 +71,8 @@ def _save_as_folder(weights: Path, folder: Path) -> None:
 
 
 def _convert(weights: Path, folder: Path) -> None:
-    transformers: Any = importlib.import_module("transformers")
-    try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            weights.parent, gguf_file=weights.name, attn_implementation="eager"
-        )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
-    except ImportError as error:
-        raise ModelLoadError(f"reading {weights.name} needs the package `gguf`: pip install gguf") from error
-    # the weights were dequantised while reading; without these traces transformers saves them as an ordinary
-    # model
-    del model.config.quantization_config
-    model.hf_quantizer, model.is_quantized = None, False
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    read_gguf(weights).save_pretrained(folder)
+    read_gguf_tokenizer(weights).save_pretrained(folder)
 
 
 def _rename(unfinished: Path, folder: Path) -> None:

@@ -15,13 +15,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinklens.errors import InputError
-from sinklens.results.bootstrap import resample_weights
+from sinklens.results.bootstrap import percentile_interval, resample_weights
 from sinklens.results.drift_profile import DriftProfile
 from sinklens.results.files import load_tensors, save_tensors
 from sinklens.results.provenance import Provenance
 
 EFFECTS = ("delta_loss", "delta_perplexity", "divergence")
-TAIL = 0.025  # of a 95 % interval, on each side
 
 ResultT = TypeVar("ResultT", bound="AblationResult")
 
@@ -102,12 +101,12 @@ class AblationResult:
         return self._effect(name, torch.ones(1, len(self.count), dtype=torch.float64))[:, 0]
 
     def interval(self, name: str = "delta_loss") -> Float[Tensor, "cell 2"]:
-        """The 95 % percentile bootstrap interval over documents: low and high.
+        """The 95 % percentile bootstrap interval over documents: low and high; NaN for a single document.
 
         Raises:
             InputError: there is no such effect.
         """
-        return _interval(self._effect(name, self.weights))
+        return percentile_interval(self._effect(name, self.weights), len(self.count))
 
     def _effect(self, name: str, weights: Tensor) -> Tensor:
         if name not in EFFECTS:
@@ -151,7 +150,7 @@ class AblationResult:
             if cell.where == "sink" or cell.key not in at_sink:
                 continue
             mine = at_sink[cell.key]
-            low, high = _interval((resampled[mine] - resampled[row]).unsqueeze(0))[0].tolist()
+            low, high = percentile_interval(resampled[mine] - resampled[row], len(self.count)).tolist()
             difference = (whole[mine] - whole[row]).item()
             rows.append(
                 {"group": cell.group, "edit": cell.edit, "value": cell.value, "control": cell.where,
@@ -229,10 +228,11 @@ class AblationResult:
         effects, intervals = self.effect(), self.interval()
         row = max((r for r, c in enumerate(self.cells) if c.where == "sink"), key=lambda r: effects[r].item())
         cell, (low, high) = self.cells[row], intervals[row].tolist()
+        bounds = "" if math.isnan(low) else f" [{low:.3f}, {high:.3f}]"
         controls = [f"{c.where} {effects[r]:+.3f}" for r, c in enumerate(self.cells) if c.key == cell.key and r != row]
         return (
             f"{type(self).__name__}({self.provenance.model_name}: loss {self.mean_loss:.3f} on {len(self.count)} documents; "
-            f"largest effect {cell.edit} in {cell.group}: {effects[row]:+.3f} nats [{low:.3f}, {high:.3f}]"
+            f"largest effect {cell.edit} in {cell.group}: {effects[row]:+.3f} nats{bounds}"
             + (f"; controls: {', '.join(controls)})" if controls else ")")
         )
 
@@ -312,11 +312,6 @@ class AblatedDrift:
 def _single(numbers: Iterable[int]) -> int | float:
     different = set(numbers)
     return different.pop() if len(different) == 1 else math.nan
-
-
-def _interval(resampled: Tensor) -> Tensor:
-    levels = torch.tensor([TAIL, 1 - TAIL], dtype=resampled.dtype)
-    return resampled.quantile(levels, dim=-1).T
 
 
 def _plain(cell: AblationCell) -> dict[str, Any]:

@@ -14,13 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinklens.errors import InputError
-from sinklens.results.bootstrap import resample_weights
+from sinklens.results.bootstrap import percentile_interval, resample_weights
 from sinklens.results.files import load_tensors, save_tensors
 from sinklens.results.provenance import Provenance
 
 FaithfulnessEffect = Literal["delta_loss", "delta_perplexity"]
 EFFECTS: tuple[FaithfulnessEffect, ...] = get_args(FaithfulnessEffect)
-TAIL = 0.025  # of a 95 % interval, on each side
 
 PerCell = Float[Tensor, "metric mode fraction"]
 Resampled = Float[Tensor, "metric mode fraction resample"]
@@ -100,10 +99,7 @@ class FaithfulnessResult:
         return masked.exp() - clean.exp() if name == "delta_perplexity" else masked - clean
 
     def _bounds(self, resampled: Tensor) -> Tensor:
-        if len(self.count) < 2:  # resamples of one document are that document
-            return torch.full((*resampled.shape[:-1], 2), torch.nan, dtype=resampled.dtype)
-        levels = torch.tensor([TAIL, 1 - TAIL], dtype=resampled.dtype)
-        return resampled.nanquantile(levels, dim=-1).movedim(0, -1)
+        return percentile_interval(resampled, len(self.count))
 
     @property
     def mean_loss(self) -> float:

@@ -12,10 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sinklens.errors import InputError
+from sinklens.results.bootstrap import percentile_interval
 from sinklens.results.files import load_tensors, save_tensors
 from sinklens.results.provenance import Provenance
-
-TAIL = 0.025  # of a 95 % interval, on each side
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +71,7 @@ class MultipleChoiceResult:
 
     def _bounds(self, per_item: Tensor) -> tuple[float, float]:
         means = per_item[self._resampled_items].mean(-1)
-        low, high = means.quantile(torch.tensor([TAIL, 1 - TAIL], dtype=means.dtype)).tolist()
+        low, high = percentile_interval(means, len(self.answers)).tolist()
         return low, high
 
     def compare(self, other: "MultipleChoiceResult") -> dict[str, float]:
