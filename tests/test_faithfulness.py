@@ -14,6 +14,7 @@ from torch import Tensor
 import sinklens as sl
 from sinklens.errors import InputError, ResultFileError, UnsupportedAttentionError
 from sinklens.masking import faithfulness, mask_by_metric
+from sinklens.masking.hooks import LayerHooks
 from sinklens.metrics.ranking import ranks, removal_counts, select, select_by_rank, to_rows, to_terms
 from sinklens.results.faithfulness import FaithfulnessResult
 from sinklens.results.faithfulness_progress import partial_faithfulness
@@ -484,23 +485,51 @@ def test_a_resumed_run_may_add_metrics_and_fractions_but_change_nothing(tmp_path
     assert more is not None
     assert n_passes == 1 + 2 * 2
     assert more.fractions == (0.1, 0.3, 0.5)
+    path = tmp_path / "without the hook that counts.safetensors"
+    faithfulness(llama(), DOCUMENTS, "inter", 0.1, resume=path, batch_size=2, **QUIET)
     for change in ({"granularity": "edge"}, {"seed": 1}, {"layers": [0]}, {"scores": "clean"}):
         [name] = change
         with pytest.raises(InputError, match=f"was begun with {name}"):
             faithfulness(llama(), DOCUMENTS, "inter", 0.1, resume=path, **{**QUIET, **change})
     with pytest.raises(InputError, match="other text or other batches"):
         faithfulness(llama(), DOCUMENTS[1:], "inter", 0.1, resume=path, batch_size=2, **QUIET)
-    with pytest.raises(InputError, match="was begun with weights"):
-        faithfulness(other_llama(), DOCUMENTS, "inter", 0.1, resume=path, **QUIET)
+    with pytest.raises(InputError, match="was begun with parameters"):
+        faithfulness(other_llama("o_proj", "W_O"), DOCUMENTS, "inter", 0.1, resume=path, batch_size=2, **QUIET)
+    with pytest.raises(InputError, match="was begun with parameters"):
+        faithfulness(other_llama("gate_proj", "W_gate"), DOCUMENTS, "inter", 0.1, resume=path, batch_size=2, **QUIET)
+    with (
+        llama().hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda residual, hook: residual * 2)]),
+        pytest.raises(InputError, match="was begun with hooks 0, this run has 1"),
+    ):
+        faithfulness(llama(), DOCUMENTS, "inter", 0.1, resume=path, batch_size=2, **QUIET)
     with pytest.raises(ResultFileError, match="does not hold the result FaithfulnessResult"):
         FaithfulnessResult.load(path)
 
 
-def other_llama() -> Any:
+def other_llama(*names: str) -> Any:
+    """With one weight changed, which has one of the names, by back end."""
     model = new(BACKENDS[0], "llama")
     with torch.no_grad():
-        next(p for n, p in model.named_parameters() if "o_proj" in n or n.endswith("W_O")).mul_(1.5)
+        next(p for n, p in model.named_parameters() if any(name in n for name in names)).mul_(1.5)
     return model
+
+
+def test_a_masking_that_breaks_the_model_costs_without_bound() -> None:
+    """NaN, as from half precision that overflows: not a pass that was not made, and not left out of the mean."""
+    model = new(BACKENDS[0], "llama")
+    whole = faithfulness(model, DOCUMENTS, "inter", (0.1, 1.0), modes="comprehensiveness", **QUIET)
+    assert whole.effect().isfinite().all()
+    masked = LayerHooks._at_z
+
+    def broken(self: Any, z: Any, hook: Any) -> Any:
+        edited = masked(self, z, hook)
+        return edited if edited is None or edited[0].abs().max() > 1e-4 else edited * torch.nan
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LayerHooks, "_at_z", broken)
+        result = faithfulness(model, DOCUMENTS, "inter", (0.1, 1.0), modes="comprehensiveness", **QUIET)
+    assert result.is_complete
+    assert result.effect()[0, 0].tolist() == [whole.effect()[0, 0, 0].item(), float("inf")]
 
 
 def test_a_failing_pass_leaves_no_hook_and_the_finished_passes(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def constant_values(model: Any, name: str, layer: int) -> Tensor:
     family, block = FAMILIES[name], model.blocks[layer]
     found = block.attn.b_V.detach().double().reshape(-1, family.d_head)
     if name == "gpt2":
-        bias = getattr(block.ln1, "b", None) if hasattr(block.ln1, "b") else block.ln1.bias
+        bias: Tensor = block.ln1.b if hasattr(block.ln1, "b") else block.ln1.bias
         found = found + torch.einsum("m,hmd->hd", bias.detach().double(), block.attn.W_V.detach().double())
     return found.repeat_interleave(family.n_heads // len(found), dim=0)
 

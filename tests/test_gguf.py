@@ -10,6 +10,7 @@ import torch
 
 import sinklens as sl
 from sinklens.errors import ModelLoadError
+from sinklens.models.gguf_files import read_gguf, read_gguf_tokenizer
 from tests.families import PROMPT, new_hf_model
 from tests.test_loading import BACKENDS, message_of
 from tests.tiny_tokenizer import BOS, EOS, PAD, tiny_tokenizer
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="the package g
 NORMAL, CONTROL = 1, 3  # kinds of tokens in a GGUF file
 
 
-def write_gguf(path: Path, architecture: str = "qwen2") -> Path:
+def write_gguf(path: Path, architecture: str = "qwen2", adds_bos: bool = True) -> Path:
     """The tiny Qwen2 model and the tiny tokenizer as llama.cpp's converter writes them."""
     import gguf
 
@@ -35,7 +36,7 @@ def write_gguf(path: Path, architecture: str = "qwen2") -> Path:
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    add_tokenizer(writer)
+    add_tokenizer(writer, adds_bos)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.num_hidden_layers)
     for name, weight in model.state_dict().items():
         writer.add_tensor(str(names.get_name(name, try_suffixes=(".weight", ".bias"))), weight.numpy())
@@ -46,7 +47,7 @@ def write_gguf(path: Path, architecture: str = "qwen2") -> Path:
     return path
 
 
-def add_tokenizer(writer: Any) -> None:
+def add_tokenizer(writer: Any, adds_bos: bool) -> None:
     tokenizer = tiny_tokenizer()
     stored = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     tokens = sorted(stored["vocab"], key=stored["vocab"].get)
@@ -58,7 +59,7 @@ def add_tokenizer(writer: Any) -> None:
     writer.add_bos_token_id(tokens.index(BOS))
     writer.add_eos_token_id(tokens.index(EOS))
     writer.add_pad_token_id(tokens.index(PAD))
-    writer.add_add_bos_token(True)
+    writer.add_add_bos_token(adds_bos)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,20 @@ def test_in_the_dtype_that_was_asked_for(file: Path, dtype: torch.dtype) -> None
     model = sl.load_model(file, device="cpu", dtype=dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert model.cfg.dtype == dtype
+
+
+def test_a_tokenizer_prepends_a_bos_only_where_the_file_says_so(tmp_path: Path) -> None:
+    model = sl.load_model(write_gguf(tmp_path / "tiny.gguf", adds_bos=False), device="cpu")
+    assert model.tokenizer.encode(PROMPT) == tiny_tokenizer().encode(PROMPT)[1:]
+    assert not model.cfg.tokenizer_prepends_bos
+
+
+def test_what_was_read_can_be_saved_as_an_ordinary_model(file: Path, tmp_path: Path) -> None:
+    read_gguf(file).save_pretrained(tmp_path)
+    read_gguf_tokenizer(file).save_pretrained(tmp_path)
+    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    tokens = torch.tensor([[3, 4, 5]])
+    torch.testing.assert_close(sl.load_model(tmp_path, device="cpu")(tokens), sl.load_model(file, device="cpu")(tokens))
 
 
 def test_a_folder_with_one_gguf_file_is_that_file(file: Path) -> None:

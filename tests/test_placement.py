@@ -1,5 +1,6 @@
 """Models that are split over devices or offloaded give the numbers of the same model in one place."""
 
+import json
 import warnings
 from collections.abc import Callable
 from importlib.metadata import version
@@ -9,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from typer.testing import CliRunner
 
 import sinklens as sl
+from sinklens.cli import app
 from sinklens.errors import ModelLoadError
 from sinklens.models.placement import input_device, materialized, parse_placement
+from tests.commands import expect_one_line
 from tests.families import bridge, new_bridge, new_hf_model
 from tests.split import OTHER, Places, split
 from tests.tiny_tokenizer import tiny_tokenizer
@@ -189,7 +193,7 @@ def test_a_device_map_that_cannot_be_followed(folder: Path, options: dict[str, A
 def test_what_transformer_lens_says_of_a_mixed_map_is_passed_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = parse_placement("cpu").__class__(None, device_map("cpu", 0))
     monkeypatch.setattr("sinklens.models.loading.parse_placement", lambda device, device_map: mixed)
-    with pytest.raises(ModelLoadError, match="device_map mixes CPU/disk") as caught:
+    with pytest.raises(ModelLoadError, match="device_map mixes CPU") as caught:
         sl.load_model(folder, device_map="auto")
     assert str(caught.value).endswith("Pass a device_map of GPUs, or of 'cpu' and 'disk' only.")
 
@@ -198,6 +202,14 @@ def test_one_device_only_where_no_map_can_be_followed() -> None:
     with pytest.raises(ModelLoadError, match="a HookedTransformer takes no device_map; pass device="):
         parse_placement(None, "auto").only_device("a HookedTransformer")
     assert str(parse_placement(None, "auto")) == "the devices of the device_map"
+
+
+def test_on_the_command_line(folder: Path) -> None:
+    passed = CliRunner().invoke(app, ["check", str(folder), "--device-map", "auto", "--json"])
+    assert passed.exit_code == 0, passed.output
+    assert json.loads(passed.stdout)["passed"] is True
+    wrong = CliRunner().invoke(app, ["check", str(folder), "--device-map", "auto", "--device", "cpu"])
+    expect_one_line(wrong, "device and device_map are both given; pass one of them")
 
 
 # --- MPS

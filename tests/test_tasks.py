@@ -390,3 +390,20 @@ def test_accuracy_interval_and_comparison_are_over_items(tmp_path: Path) -> None
     assert repr(loaded).startswith("MultipleChoiceResult(tiny: accuracy 0.750 [")
     with pytest.raises(ResultFileError):
         MultipleChoiceResult.load(tmp_path / "b.safetensors")
+
+
+def test_results_on_other_questions_are_not_compared(model: Any) -> None:
+    one, other = ({**MMLU, "question": question} for question in ("Which animal sat?", "Which animal ran?"))
+    first, second = (multiple_choice(model, [record], progress=False) for record in (one, other))
+    assert first.compare(multiple_choice(model, [one], progress=False))["difference"] == 0
+    for result in (second, multiple_choice(model, [one], normalize="bytes", progress=False)):
+        with pytest.raises(InputError, match="cannot compare results on other items"):
+            first.compare(result)
+
+
+def test_a_model_that_gives_nan_has_no_accuracy(model: Any) -> None:
+    def overflow(residual: Tensor, hook: Any) -> Tensor:
+        return residual * torch.inf
+
+    with pytest.raises(InputError, match=r"a log-likelihood is NaN.*load it in float32"):
+        multiple_choice(model, [MMLU], hooks=[("blocks.1.hook_resid_pre", overflow)], progress=False)

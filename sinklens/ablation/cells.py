@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from torch import Tensor
 
@@ -18,13 +18,16 @@ from sinklens.interventions import (
     set_sink_mass,
     zero_sink_values,
 )
+from sinklens.interventions.targets import head_pairs, whole_number
 from sinklens.models.attention import ModelAttention
 from sinklens.results.ablation import AblationCell
 
 EDITS = ("zero", "mean", "remove", "scale", "mass")
 CONTROLS = ("position", "direction")
 Head = tuple[int, int]
-Groups = str | Sequence[int] | Sequence[Head] | Mapping[str, Iterable[Head]]
+Groups = (
+    str | Iterable[SupportsIndex] | Iterable[Iterable[SupportsIndex]] | Mapping[str, Iterable[Iterable[SupportsIndex]]]
+)
 
 
 def named_groups(model: Any, groups: Groups) -> dict[str, tuple[Head, ...]]:
@@ -34,11 +37,11 @@ def named_groups(model: Any, groups: Groups) -> dict[str, tuple[Head, ...]]:
         InputError: no such layer or head, or it is none of the forms.
     """
     if isinstance(groups, Mapping):
-        found = {str(name): tuple(heads) for name, heads in groups.items()}
+        found = {str(name): tuple(head_pairs(heads)) for name, heads in groups.items()}
     elif isinstance(groups, str):
         found = _by_name(ModelAttention(model).layers, model.cfg.n_heads, groups)
     else:
-        found = _by_number(list(groups), model.cfg.n_heads)
+        found = _by_number(groups, model.cfg.n_heads)
     if not found:
         raise InputError("no group of heads; name at least one layer or head")
     return found
@@ -58,13 +61,15 @@ def _by_name(layers: Sequence[int], n_heads: int, groups: str) -> dict[str, tupl
     )
 
 
-def _by_number(groups: Sequence[Any], n_heads: int) -> dict[str, tuple[Head, ...]]:
+def _by_number(groups: Iterable[Any], n_heads: int) -> dict[str, tuple[Head, ...]]:
     found: dict[str, tuple[Head, ...]] = {}
     for group in groups:
-        if isinstance(group, int) and not isinstance(group, bool):
-            found[f"layer {group}"] = tuple((group, head) for head in range(n_heads))
-        elif isinstance(group, Sequence) and len(group) == 2 and not isinstance(group, str):
-            found[f"head {group[0]}.{group[1]}"] = ((group[0], group[1]),)
+        layer = whole_number(group)
+        if layer is not None:
+            found[f"layer {layer}"] = tuple((layer, head) for head in range(n_heads))
+        elif isinstance(group, Iterable) and not isinstance(group, str):
+            [(layer, head)] = head_pairs([group])
+            found[f"head {layer}.{head}"] = ((layer, head),)
         else:
             raise InputError(f"groups holds {group!r}; expected layer numbers or (layer, head) pairs")
     return found
@@ -90,14 +95,25 @@ def parse_edit(edit: str) -> tuple[str, float]:
     return name, value
 
 
+def listed(names: str | Iterable[str]) -> list[str]:
+    """Names as a list; one name alone is a list of one.
+
+    Example:
+        >>> listed("zero"), listed(("zero", "mean"))
+        (['zero'], ['zero', 'mean'])
+    """
+    return [names] if isinstance(names, str) else list(names)
+
+
 def make_cells(
-    groups: Mapping[str, tuple[Head, ...]], edits: Sequence[tuple[str, float]], controls: Sequence[str]
+    groups: Mapping[str, tuple[Head, ...]], edits: Sequence[tuple[str, float]], controls: str | Sequence[str]
 ) -> list[AblationCell]:
     """Every edit of every group, at the sink and under each control.
 
     Raises:
         InputError: there is no such control, or no edit.
     """
+    controls = listed(controls)
     for control in controls:
         if control not in CONTROLS:
             raise InputError(f"controls holds {control!r}; expected 'position' or 'direction'")

@@ -48,10 +48,11 @@ def drift_without_sinks(
         An :class:`~sinklens.AblatedDrift`.
 
     Raises:
-        InputError: a layer, a position or a text cannot be used as given.
+        InputError: a layer, a position or a text cannot be used as given, or the text has no such sink.
         UnsupportedAttentionError: a layer does not decompose into attention times values.
     """
     attention, rule = ModelAttention(model, layers), sink_rule(sink)
+    attention.require_no_dropout()
     if rule.kind == "detect":
         raise InputError("sinks must be known before the pass; choose them by position or token, not by detection")
     choice = SinkChoice(rule)
@@ -65,12 +66,19 @@ def drift_without_sinks(
     readers = {id(each): LayerReader(attention, rule) for each in (clean, ablated)}
     clean.start(setup)
     ablated.start(setup)
+    found = False
     with tqdm(disable=not progress, unit=" sequences", desc=attention.name, leave=False) as bar:
         for batch in batches:
             choice.use(batch.tokens, batch.mask)
             readers[id(clean)].read(batch.tokens, batch.mask, clean.update)
-            with intervene(model, hooks):
+            # A batch may have no such token; of all of them together one must.
+            with intervene(model, hooks, require_effect=False) as record:
                 readers[id(ablated)].read(batch.tokens, batch.mask, ablated.update)
+            found |= record.changed
             bar.update(len(batch.tokens))
+    if not found:
+        raise InputError(
+            f"no sink {choice.describe()!r} was found in the text, or its values are 0 already; choose another sink or text"
+        )
     provenance = provenance_of(attention, batches, choice.describe(), 0, ablated="zero")
     return AblatedDrift(clean.result(provenance), ablated.result(provenance))

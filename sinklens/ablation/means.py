@@ -65,5 +65,6 @@ def value_means(
         InputError: the model, the texts or an argument cannot be used as given.
         UnsupportedAttentionError: a layer does not decompose into attention times values.
     """
+    # run refuses a model in training mode with dropout, whose means would be random.
     [means] = run(model, texts, [ValueMeans()], layers=layers, sink=sink, progress=progress, **tokenization)
     return means

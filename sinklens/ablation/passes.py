@@ -104,5 +104,6 @@ def provenance_of(
     names = ("context_length", "n_documents", "n_sequences", "n_tokens", "n_cut", "n_skipped", "prepended_bos")
     return Provenance(
         model_name=attention.name, backend=attention.backend, frame=attention.frame, dtype=attention.dtype, sink=sink,
-        seed=seed, conventions=conventions, **{name: getattr(batches, name) for name in names},
+        hooks=attention.n_hooks, seed=seed, weights=attention.checksum, conventions=conventions,
+        **{name: getattr(batches, name) for name in names},
     )  # fmt: skip

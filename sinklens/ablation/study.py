@@ -9,19 +9,20 @@ from typing import Any, TypeVar
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from sinklens.ablation.cells import Groups, intervention, make_cells, named_groups, parse_edit
+from sinklens.ablation.cells import Groups, intervention, listed, make_cells, named_groups, parse_edit
 from sinklens.ablation.losses import sequence_losses
 from sinklens.ablation.means import value_means
 from sinklens.ablation.passes import DocumentSums, as_batches, clean_pass, logits_of, provenance_of, require_causal
 from sinklens.errors import InputError
 from sinklens.interventions import Intervention, SinkChoice, intervene
 from sinklens.interventions.positions import require_in_context
+from sinklens.interventions.recipe import require_n_bootstrap, require_seed
 from sinklens.models.attention import ModelAttention
 from sinklens.models.frames import warn_once
 from sinklens.models.sinks import Sink, SinkRule, sink_rule
 from sinklens.models.tokens import TokenBatch, TokenBatches
 from sinklens.results.ablation import AblationCell, AblationResult
-from sinklens.results.files import check_writable
+from sinklens.results.files import check_savable
 
 Path = str | os.PathLike[str] | None
 ResultT = TypeVar("ResultT", bound=AblationResult)
@@ -32,8 +33,8 @@ def ablate_sinks(
     texts: Any,
     groups: Groups = "all",
     *,
-    edits: Sequence[str] = ("zero",),
-    controls: Sequence[str] = ("position", "direction"),
+    edits: str | Sequence[str] = ("zero",),
+    controls: str | Sequence[str] = ("position", "direction"),
     sink: Sink | SinkRule = "first",
     seed: int = 0,
     n_bootstrap: int = 1000,
@@ -59,8 +60,8 @@ def ablate_sinks(
         controls: ``"position"``, the same edit at a random other position of each sequence; ``"direction"``, an edit of
             the same norm in a random direction (:func:`sinklens.placebo`).
         sink: ``"first"``, ``"token:ID"``, positions counted from the first real token.
-        seed: of positions, directions and resamples.
-        n_bootstrap: resamples of the documents for 95 % intervals.
+        seed: of positions, directions and resamples; a whole number from 0 to 2^63 - 1.
+        n_bootstrap: resamples of the documents for 95 % intervals, up to a million.
         means: for ``"mean"``, from :func:`sinklens.value_means` on other text; by default of these texts, in a pass before.
         context_length: the longest sequence.
         batch_size: sequences per batch.
@@ -79,8 +80,9 @@ def ablate_sinks(
         HookNotFiredError: a hook did not fire.
         ResultFileError: ``partial`` cannot be written.
     """
+    edits, seed, n_bootstrap = listed(edits), require_seed(seed), require_n_bootstrap(n_bootstrap)
     cells = make_cells(named_groups(model, groups), [parse_edit(edit) for edit in edits], controls)
-    attention, choice = prepare(model, cells, sink, n_bootstrap)
+    attention, choice = prepare(model, cells, sink, partial)
     batches = as_batches(model, texts, {"context_length": context_length, "batch_size": batch_size, **tokenization})
     require_positions(choice, batches)
     if any(cell.edit == "mean" for cell in cells) and means is None:
@@ -129,8 +131,6 @@ def run_cells(
     Raises:
         ResultFileError: ``partial`` cannot be written.
     """
-    if partial is not None:
-        check_writable(partial)
     sums, changed = DocumentSums(len(hooks)), [False] * len(hooks)
     with tqdm(disable=not progress, unit=" passes", desc=attention.name, leave=False) as bar:
         for batch in batches:
@@ -154,18 +154,20 @@ def run_cells(
 
 
 def prepare(
-    model: Any, cells: Sequence[AblationCell], sink: Sink | SinkRule, n_bootstrap: int
+    model: Any, cells: Sequence[AblationCell], sink: Sink | SinkRule, partial: Path
 ) -> tuple[ModelAttention, SinkChoice]:
     """Check the arguments before the first pass, every edit included; gives the model's attention and the sinks' choice.
 
     Raises:
-        InputError: a head, layer, factor, mass or position is out of place.
+        InputError: a head, layer, factor, mass or position is out of place, or the model has dropout on.
         UnsupportedAttentionError: the model is not causal, or its back end cannot do an edit.
+        ResultFileError: ``partial`` cannot be written.
     """
+    if partial is not None:
+        check_savable(partial)
     attention, rule = ModelAttention(model), sink_rule(sink)
     require_causal(attention)
-    if isinstance(n_bootstrap, bool) or n_bootstrap < 1:
-        raise InputError(f"n_bootstrap is {n_bootstrap!r}; expected a whole number of at least 1")
+    attention.require_no_dropout()
     if rule.kind == "detect":
         raise InputError(
             "a study needs the same sinks in all layers; choose them by position or token, not by detection"

@@ -12,6 +12,7 @@ from sinklens.ablation.study import Path, Watch, prepare, require_positions, run
 from sinklens.analyzers.sink_terms import at_sinks, sink_term
 from sinklens.errors import InputError
 from sinklens.interventions import SinkChoice
+from sinklens.interventions.recipe import require_n_bootstrap, require_seed
 from sinklens.metrics.contributions import degenerate
 from sinklens.metrics.head_space import to_head_space
 from sinklens.metrics.sinks import attention_on
@@ -36,7 +37,7 @@ def sweep_sinks(
     groups: Groups = "all",
     *,
     values: Sequence[float] | None = None,
-    controls: Sequence[str] = ("position",),
+    controls: str | Sequence[str] = ("position",),
     sink: Sink | SinkRule = "first",
     seed: int = 0,
     n_bootstrap: int = 1000,
@@ -80,9 +81,10 @@ def sweep_sinks(
     """
     if kind not in ("mass", "scale"):
         raise InputError(f"kind is {kind!r}; expected 'mass' or 'scale'")
+    seed, n_bootstrap = require_seed(seed), require_n_bootstrap(n_bootstrap)
     chosen = (MASSES if kind == "mass" else SCALES) if values is None else values
     cells = make_cells(named_groups(model, groups), [(kind, float(value)) for value in chosen], controls)
-    attention, choice = prepare(model, cells, sink, n_bootstrap)
+    attention, choice = prepare(model, cells, sink, partial)
     batches = as_batches(model, texts, {"context_length": context_length, "batch_size": batch_size, **tokenization})
     require_positions(choice, batches)
     hooks = [intervention(model, cell, choice, {}, seed) for cell in cells]

@@ -107,7 +107,7 @@ def describe(attention: ModelAttention, sink: SinkRule, **counts: Any) -> Proven
     return Provenance(
         model_name=attention.name,
         weights=attention.checksum, backend=attention.backend, frame=attention.frame, dtype=attention.dtype,
-        sink=sink.describe(), **counts,
+        sink=sink.describe(), hooks=attention.n_hooks, **counts,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sinklens.cli.app import command
-from sinklens.cli.options import TextOptions
+from sinklens.cli.options import TextOptions, check_resampling
 from sinklens.cli.output import StudyOutputs, interruptible
 from sinklens.cli.parse import Head, decimals, head_pairs, names, numbers_and_ranges
 from sinklens.errors import InputError
@@ -146,7 +146,8 @@ def ablate_command(
     compared = _controls(controls, sweep)
     chosen.check()
     outputs.check(request.data, partial, "--partial")
-    _check_rest(request.sink, effect, n_bootstrap)
+    check_resampling(seed, n_bootstrap)
+    _check_rest(request.sink, effect)
     texts = request.texts()
     model = request.load()
     options: dict[str, Any] = request.measurement() | {
@@ -157,7 +158,7 @@ def ablate_command(
     _report(result, effect, outputs, request.text_name)
 
 
-def _check_rest(sink: str, effect: str, n_bootstrap: int) -> None:
+def _check_rest(sink: str, effect: str) -> None:
     """What needs no model is refused before one is loaded."""
     from sinklens.models.sinks import sink_rule
     from sinklens.results.ablation import EFFECTS
@@ -166,8 +167,6 @@ def _check_rest(sink: str, effect: str, n_bootstrap: int) -> None:
         raise InputError("--sink detect differs from layer to layer; a study needs first, token:ID, or positions")
     if effect not in EFFECTS:
         raise InputError(f"--effect is {effect!r}; expected {', '.join(EFFECTS)}")
-    if n_bootstrap < 1:
-        raise InputError(f"--n-bootstrap is {n_bootstrap}; expected at least 1")
 
 
 def _measured(

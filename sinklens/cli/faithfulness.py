@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from sinklens.cli.app import command
-from sinklens.cli.options import HeadOptions
+from sinklens.cli.options import HeadOptions, check_resampling
 from sinklens.cli.output import StudyOutputs, interruptible
 from sinklens.cli.parse import decimals, names
 from sinklens.errors import InputError
@@ -44,8 +44,7 @@ class RankingOptions:
         masking_rule(self.granularity, self.ranking, exempt, self.renormalize, self.seed)
         if self.scores not in ("running", "clean"):
             raise InputError(f"--scores is {self.scores!r}; expected running or clean")
-        if self.n_bootstrap < 1:
-            raise InputError(f"--n-bootstrap is {self.n_bootstrap}; expected at least 1")
+        check_resampling(self.seed, self.n_bootstrap)
         same = ("granularity", "ranking", "scores", "renormalize", "seed", "n_bootstrap")
         return {name: getattr(self, name) for name in same} | {
             "metrics": check_metrics(names(self.metrics, "--metrics")),

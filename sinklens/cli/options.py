@@ -7,10 +7,26 @@ from typing import Annotated, Any
 import typer
 
 from sinklens.cli.parse import names, numbers_and_ranges
+from sinklens.errors import InputError
 
 DATA_HELP = "A .txt or .jsonl file, or hf:NAME[:CONFIG][@SPLIT]. Default: a built-in text."
 BUILT_IN = "the built-in demonstration text"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+
+
+def check_resampling(seed: int, n_bootstrap: int) -> None:
+    """What is random in a study, checked before a model is loaded.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+    from sinklens.interventions.recipe import require_n_bootstrap, require_seed
+
+    try:
+        require_seed(seed)
+        require_n_bootstrap(n_bootstrap)
+    except InputError as error:
+        raise InputError(f"--{str(error).replace('n_bootstrap', 'n-bootstrap')}") from None
 
 
 @dataclass(frozen=True)

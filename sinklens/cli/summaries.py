@@ -48,11 +48,16 @@ def _perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
+def _or_null(number: float) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    return number if math.isfinite(number) else None
+
+
 def ablation_figures(result: AblationResult) -> dict[str, Any]:
     """An ablation study or a sweep as JSON holds it."""
     figures = {
         "result": type(result).__name__,
-        "clean_loss": result.mean_loss,
+        "clean_loss": _or_null(result.mean_loss),
         "effects": records(result.to_dataframe()),
         "against_controls": {
             name: records(result.against_controls(name)) for name in ("delta_loss", "delta_perplexity", "divergence")
@@ -67,7 +72,7 @@ def faithfulness_figures(result: FaithfulnessResult, reference: str) -> dict[str
     names: tuple[FaithfulnessEffect, ...] = ("delta_loss", "delta_perplexity")
     return {
         "result": type(result).__name__,
-        "clean_loss": result.mean_loss,
+        "clean_loss": _or_null(result.mean_loss),
         "effects": records(result.to_dataframe()),
         "aopc": {name: records(result.aopc(name)) for name in names},
         "differences": {name: records(result.differences(None, name)) for name in names},

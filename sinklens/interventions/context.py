@@ -30,14 +30,16 @@ class Tracked:
         name: of the hook.
         function: the user's or ours.
         is_lost: whether the back end throws what it returns away.
+        is_optional: whether it says itself that it may change nothing.
         fired: how often it was called.
         returned: whether it ever returned a tensor.
-        changed: whether such a tensor ever differed from what came in.
+        changed: whether such a tensor, or what came in, edited in place, ever differed from what came in.
     """
 
     name: str
     function: Callable[..., Any]
     is_lost: bool = False
+    is_optional: bool = False
     fired: int = 0
     returned: bool = False
     changed: bool = False
@@ -45,21 +47,36 @@ class Tracked:
     def __call__(self, tensor: Tensor, hook: Any) -> Any:
         """Call the function and look at what it does."""
         self.fired += 1
+        # Looked at until the first difference only: a copy takes memory, and on a GPU every comparison waits for the device.
+        before = None if self.changed else self._kept(tensor)
         result = self.function(tensor, hook=hook)
-        if isinstance(result, Tensor):
-            self.returned = True
-            # Compared until the first difference only: on a GPU every comparison waits for the device.
-            self.changed = self.changed or not torch.equal(result, tensor)
+        self.returned = self.returned or isinstance(result, Tensor)
+        if before is not None:
+            after = result if isinstance(result, Tensor) else tensor
+            self.changed = after is not before and not _same(after, before)
         if self.changed and self.is_lost:
             raise UnsupportedAttentionError(
                 f"the edit at {self.name!r} is thrown away: this attention is computed inside the wrapped module; {REMEDY}"
             )
         return result
 
+    def _kept(self, tensor: Tensor) -> Tensor:
+        """What came in, as it stays when a function of the user's edits it in place; sinklens' own never do."""
+        is_ours = str(getattr(self.function, "__module__", "")).startswith("sinklens.")
+        return tensor if is_ours else tensor.detach().clone()
+
     @property
     def may_change_nothing(self) -> bool:
-        """Whether the function only looks, or is the identity by construction."""
-        return not self.returned or (isinstance(self.function, Edit) and self.function.identity)
+        """Whether the function only looks, is the identity by construction, or says that it may."""
+        is_identity = isinstance(self.function, Edit) and self.function.identity
+        return not self.returned or is_identity or self.is_optional
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if torch.equal(one, other):
+        return True
+    # NaN is not equal to itself, but a tensor with NaN that was only looked at has not changed.
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 @dataclass(frozen=True)
@@ -87,8 +104,9 @@ def intervene(model: Any, hooks: Iterable[Any], *, require_effect: bool = True) 
     Blocks nest and compose in order: edits of the inner one see what the outer one made, and head-level edits of the
     outer one use the pattern that the inner one made. The user's own hooks stay and fire. Hooks are taken back whatever
     happens inside. When the block ends without an exception, every hook must have fired, and an edit must have changed a
-    tensor in at least one pass. An edit that is the identity by construction (factor 1, strength 0, an empty mask) and a
-    function that returns nothing may change nothing.
+    tensor in at least one pass, also in place. An edit that is the identity by construction (factor 1, strength 0, an empty
+    mask), a function that returns nothing, and hooks or a function with an attribute ``may_change_nothing`` that is true
+    (:func:`sinklens.mask_by_metric`) may change nothing.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -132,8 +150,11 @@ def _tracked(model: Any, hooks: Iterable[Any]) -> list[Tracked]:
             raise InputError(f"hooks holds a {type(pair).__name__}; expected (hook_name, function) pairs")
         if pair[0] not in known:
             raise HookNotFiredError(f"the model has no hook {pair[0]!r}; see model.hook_dict for the names it has")
-    lost = _lost_patterns(model, pairs)
-    return [Tracked(name, function, is_lost=name in lost) for name, function in pairs]
+    lost, all_optional = _lost_patterns(model, pairs), bool(getattr(hooks, "may_change_nothing", False))
+    return [
+        Tracked(name, function, name in lost, all_optional or bool(getattr(function, "may_change_nothing", False)))
+        for name, function in pairs
+    ]
 
 
 def _lost_patterns(model: Any, pairs: Sequence[Hook]) -> set[str]:

@@ -3,7 +3,7 @@
 from sinklens.errors import InputError
 from sinklens.interventions.hooks import Intervention
 from sinklens.interventions.positions import RandomPositions
-from sinklens.interventions.recipe import Recipe
+from sinklens.interventions.recipe import Recipe, require_seed
 
 
 def placebo(hooks: Intervention, control: str = "position", *, seed: int = 0) -> Intervention:
@@ -19,19 +19,20 @@ def placebo(hooks: Intervention, control: str = "position", *, seed: int = 0) ->
     Args:
         hooks: from one of the functions that make interventions; not a sum of several.
         control: ``"position"`` or ``"direction"``.
-        seed: of positions or directions.
+        seed: of positions or directions, a whole number from 0 to 2^63 - 1.
 
     Returns:
         ``(hook_name, function)`` pairs.
 
     Raises:
-        InputError: the hooks are no single intervention, there is no such control, or the edit has no sink to move.
+        InputError: the hooks are no single intervention, there is no such control or seed, or the edit has no sink to move.
     """
     recipe = getattr(hooks, "recipe", None)
     if not isinstance(recipe, Recipe):
         raise InputError(
             "these hooks are no single intervention; take the control of each part, as in placebo(zero_sink_values(model))"
         )
+    seed = require_seed(seed)
     if control == "direction":
         return recipe.make(recipe.choice, seed)
     if control != "position":

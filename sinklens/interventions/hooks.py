@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sinklens.errors import HookNotFiredError, InputError, UnsupportedAttentionError
+from sinklens.interventions.edited import EditedHeads, edited_heads, keep_edited
 from sinklens.interventions.edits import in_direction
 from sinklens.interventions.positions import SinkChoice
 from sinklens.interventions.targets import LayerTarget
@@ -83,7 +84,7 @@ class Memory:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def take(self, layer: int, gated: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Pattern, value and gate, in float32 at least; the memory is empty afterwards.
+        """Pattern, value and gate as they were seen, a gate after its sigmoid; the memory is empty afterwards.
 
         Raises:
             HookNotFiredError: one of them has not come before the head outputs.
@@ -93,10 +94,10 @@ class Memory:
         if missing:
             raise HookNotFiredError(
                 f"layer {layer}: {missing[0].format(layer=layer)!r} did not fire before the head outputs; "
-                "pass all hooks of an intervention together"
+                "pass all hooks of an intervention together, and an intervention once (make it anew to edit twice)"
             )
-        found = [at_least_float32(self.tensors.pop(name)) for name in names]
-        return found[0], found[1], torch.sigmoid(found[2]) if gated else None
+        found = [self.tensors.pop(name) for name in names]
+        return found[0], found[1], torch.sigmoid(at_least_float32(found[2])) if gated else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,40 +173,60 @@ class PatternEdit(Edit):
         return pattern.index_copy(1, heads, edited.to(pattern.dtype))
 
 
+class HeadChange(NamedTuple):
+    """What an edit does to some heads.
+
+    Attributes:
+        output: added to their outputs before a gate ``[batch, query, head, d_head]``.
+        value: their values afterwards ``[batch, key, head, d_head]``; None where they stay.
+    """
+
+    output: Tensor
+    value: Tensor | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class HeadOutputEdit(Edit):
     """Edits the outputs of single query heads at ``hook_z``, from the pattern and the values that were seen before.
 
+    Edits compose: a later one starts from the values that an earlier one has left (:mod:`sinklens.interventions.edited`).
+
     Attributes:
         target: layer and heads.
         memory: filled by the layer's observers.
-        change: gives from pattern ``[batch, head, query, key]`` and values ``[batch, key, head, d_head]`` of the chosen
-            heads, and the pattern of all, what is added to their outputs before a gate ``[batch, query, head, d_head]``.
-        adjust: what becomes of that after the gate; None for nothing.
+        change: gives it from pattern ``[batch, head, query, key]`` and values ``[batch, key, head, d_head]`` of the chosen
+            heads, and the pattern of all.
+        adjust: what becomes of the change of outputs after the gate; None for nothing.
         identity: whether nothing is added by construction.
     """
 
     target: LayerTarget
     memory: Memory
-    change: Callable[[Tensor, Tensor, Tensor], Tensor]
+    change: Callable[[Tensor, Tensor, Tensor], HeadChange]
     adjust: Callable[[Tensor], Tensor] | None = None
     identity: bool = False
 
     def __call__(self, hooked: Tensor, hook: Any) -> Tensor:
         """The head outputs ``[batch, query, head, d_head]``, or as the hook has them, changed in the chosen heads."""
         attention, layer = self.target.attention, self.target.layer
-        pattern, value, gate = self.memory.take(layer, attention.is_gated)
-        value, z = attention.heads_apart(VALUE, layer, value), attention.heads_apart(Z, layer, hooked)
-        require_values(self.target, value)
+        seen_pattern, seen_value, gate = self.memory.take(layer, attention.is_gated)
+        z = attention.heads_apart(Z, layer, hooked)
+        now = edited_heads(seen_value) or self._as_seen(seen_pattern, seen_value, z.device)
         heads = torch.tensor(self.target.heads, device=z.device)
-        value = expand_kv_heads(value.to(z.device), self.target.n_heads)[:, :, heads]
-        pattern = pattern.to(z.device)
-        change = self.change(pattern[:, heads], value, pattern)
-        if gate is not None:
-            change = change * gate.to(z.device).view_as(z)[:, :, heads]
-        change = change if self.adjust is None else self.adjust(change)
-        edited = at_least_float32(z[:, :, heads]) + change
+        change = self.change(now.pattern[:, heads], now.value[:, :, heads], now.pattern)
+        output = change.output if gate is None else change.output * gate.to(z.device).view_as(z)[:, :, heads]
+        if self.adjust is not None:
+            output = self.adjust(output)
+        elif change.value is not None:
+            keep_edited(seen_value, now._replace(value=now.value.index_copy(2, heads, change.value)))
+        edited = at_least_float32(z[:, :, heads]) + output
         return attention.as_hooked(Z, layer, z.index_copy(2, heads, edited.to(z.dtype)), hooked)
+
+    def _as_seen(self, pattern: Tensor, value: Tensor, device: torch.device) -> EditedHeads:
+        apart = self.target.attention.heads_apart(VALUE, self.target.layer, at_least_float32(value))
+        require_values(self.target, apart)
+        expanded = expand_kv_heads(apart.to(device), self.target.n_heads)
+        return EditedHeads(at_least_float32(pattern).to(device), expanded)
 
 
 def require_values(target: LayerTarget, value: Tensor) -> None:
@@ -240,23 +261,24 @@ def sink_keys(target: LayerTarget, choice: SinkChoice, pattern: Tensor) -> Tenso
 
 def change_of_sink_values(
     target: LayerTarget, choice: SinkChoice, change: Callable[[Tensor], Tensor]
-) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+) -> Callable[[Tensor, Tensor, Tensor], HeadChange]:
     """``Σ_s A_is Δv_s``: what a change of the sinks' values does to the output of heads that read them."""
 
-    def head_output(pattern: Tensor, value: Tensor, whole: Tensor) -> Tensor:
+    def head_output(pattern: Tensor, value: Tensor, whole: Tensor) -> HeadChange:
         sink = found_sinks(target, choice, whole)
         index = sink.clamp(min=0)[:, :, None, None].expand(-1, -1, *value.shape[2:])
-        changed = change(value.gather(1, index)).transpose(1, 2)
-        return (attention_on(pattern, sink) @ changed).transpose(1, 2)
+        changed = change(value.gather(1, index)) * (sink >= 0)[:, :, None, None]
+        output = (attention_on(pattern, sink) @ changed.transpose(1, 2)).transpose(1, 2)
+        return HeadChange(output, value.scatter_add(1, index, changed))
 
     return head_output
 
 
-def change_of_pattern(edit: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def change_of_pattern(edit: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], HeadChange]:
     """``(A' - A) v``: what an edit of the pattern does to the heads' outputs."""
 
-    def head_output(pattern: Tensor, value: Tensor, whole: Tensor) -> Tensor:
-        return ((edit(pattern, whole) - pattern) @ value.transpose(1, 2)).transpose(1, 2)
+    def head_output(pattern: Tensor, value: Tensor, whole: Tensor) -> HeadChange:
+        return HeadChange(((edit(pattern, whole) - pattern) @ value.transpose(1, 2)).transpose(1, 2))
 
     return head_output
 

@@ -20,7 +20,7 @@ from sinklens.interventions.hooks import (
     sink_keys,
 )
 from sinklens.interventions.positions import SinkChoice, sink_choice
-from sinklens.interventions.recipe import Recipe, heads_of, require_fraction
+from sinklens.interventions.recipe import Number, Recipe, direction_seed, heads_of, require_fraction
 from sinklens.interventions.targets import Heads, Layers, LayerTarget, choose, described, require_editable
 from sinklens.models.hook_names import PATTERN, Z
 from sinklens.models.sinks import Sink, SinkRule
@@ -32,7 +32,7 @@ REMEDY = "use interventions on values (zero_sink_values, scale_sink_values), or 
 
 def set_sink_mass(
     model: Any,
-    mass: float | Mapping[int, Tensor],
+    mass: Number | Mapping[int, Tensor],
     *,
     heads: Heads = None,
     layers: Layers = None,
@@ -59,7 +59,7 @@ def set_sink_mass(
         ``(hook_name, function)`` pairs for ``model.run_with_hooks``, ``model.hooks`` and :func:`sinklens.intervene`.
 
     Raises:
-        InputError: no such head, layer or position; a mass outside 0 to 1.
+        InputError: no such head, layer or position; a mass outside 0 to 1 or of another shape.
         UnsupportedAttentionError: the back end throws an edit of this pattern away.
     """
     targets, choice = choose(model, heads, layers), sink_choice(model, sink, tokens, attention_mask)
@@ -68,13 +68,13 @@ def set_sink_mass(
     def make(target: LayerTarget, sinks: SinkChoice) -> Callable[[Tensor, Tensor], Tensor]:
         def edit(pattern: Tensor, whole: Tensor) -> Tensor:
             wanted = masses[target.layer]
-            wanted = wanted.to(pattern.device) if isinstance(wanted, Tensor) else wanted
+            wanted = _fitting_mass(wanted, pattern) if isinstance(wanted, Tensor) else wanted
             is_sink, visible = sink_keys(target, sinks, whole), visible_pairs(target, sinks, pattern)
             return with_sink_mass(pattern, is_sink, visible, wanted, target.attention.has_learned_sink(target.layer))
 
         return edit
 
-    amount = f"{mass:g}" if isinstance(mass, int | float) else "given"
+    amount = "given" if isinstance(mass, Mapping) else f"{float(mass):g}"
     return edit_pattern(targets, choice, f"set_sink_mass {amount}", make)
 
 
@@ -123,7 +123,7 @@ def remove_sink_attention(
 
 def densify_attention(
     model: Any,
-    strength: float,
+    strength: Number,
     *,
     base: str = "attention",
     heads: Heads = None,
@@ -161,7 +161,7 @@ def densify_attention(
 
 def diagonalize_attention(
     model: Any,
-    strength: float,
+    strength: Number,
     *,
     heads: Heads = None,
     layers: Layers = None,
@@ -219,18 +219,37 @@ def mask_contributions(model: Any, removed: Mapping[int, Tensor], *, renormalize
     return edit_pattern(targets, SinkChoice(), title, make, empty, has_sinks=False)
 
 
-def _masses(targets: list[LayerTarget], mass: float | Mapping[int, Tensor]) -> dict[int, float | Tensor]:
+def _masses(targets: list[LayerTarget], mass: Any) -> dict[int, float | Tensor]:
     if not isinstance(mass, Mapping):
         return {target.layer: require_fraction(mass, "mass") for target in targets}
     for target in targets:
         wanted = mass.get(target.layer)
         if wanted is None:
             raise InputError(f"mass has no layer {target.layer}; give a tensor for every chosen layer, or a number")
+        if not isinstance(wanted, Tensor):
+            raise InputError(
+                f"mass of layer {target.layer} is a {type(wanted).__name__}; expected a tensor, or one number for all layers"
+            )
+        if wanted.ndim > 3 or (wanted.ndim > 1 and wanted.shape[-2] not in (1, len(target.heads))):
+            raise InputError(
+                f"mass of layer {target.layer} has shape {tuple(wanted.shape)}; expected one that broadcasts to "
+                f"[batch, {len(target.heads)} heads, query]"
+            )
         if not bool(((wanted >= 0) & (wanted <= 1)).all()):
             raise InputError(
                 f"mass of layer {target.layer} reaches from {wanted.min():g} to {wanted.max():g}; expected 0 to 1"
             )
     return {target.layer: mass[target.layer] for target in targets}
+
+
+def _fitting_mass(mass: Tensor, pattern: Tensor) -> Tensor:
+    try:
+        return mass.to(pattern).expand(pattern.shape[:-1])
+    except RuntimeError as error:
+        raise InputError(
+            f"a mass has shape {tuple(mass.shape)}, the rows that are run {tuple(pattern.shape[:-1])}; "
+            "expected a mass that broadcasts to [batch, chosen head, query]"
+        ) from error
 
 
 def _require_mask(target: LayerTarget, mask: Tensor) -> None:
@@ -295,6 +314,6 @@ def edit_pattern(
 
 def _turned(target: LayerTarget, edit: Callable[[Tensor, Tensor], Tensor], seed: int) -> list[Hook]:
     memory = Memory()
-    turn = random_direction(target, target.heads, False, seed)
+    turn = random_direction(target, target.heads, False, direction_seed(seed))
     output = HeadOutputEdit(target, memory, change_of_pattern(edit), turn)
     return [*observers(target, memory), (target.hook(Z), output)]

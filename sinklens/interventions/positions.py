@@ -182,15 +182,27 @@ def _explicit(sink: Tensor) -> Tensor:
             f"sink is a {sink.dtype} tensor of shape {tuple(sink.shape)}; expected integer positions [batch, sink], "
             "-1 where a sequence has fewer"
         )
-    return sink.long()
+    return _once(sink.long())
+
+
+def _once(sink: Tensor) -> Tensor:
+    """A position that a row repeats is one sink: its attention must not be counted twice."""
+    is_repeat = (sink.unsqueeze(-1) == sink.unsqueeze(-2)).tril(-1).any(-1)
+    return sink.masked_fill(is_repeat, -1)
 
 
 def require_in_context(model: Any, choice: SinkChoice) -> None:
-    """Refuse positions that no text of the model can have.
+    """Refuse positions and tokens that no text of the model can have.
 
     Raises:
-        InputError: a position lies beyond the model's context.
+        InputError: a position lies beyond the model's context, or a token beyond its vocabulary.
     """
+    size = getattr(model.cfg, "d_vocab", 0)
+    if choice.rule is not None and choice.rule.kind == "token" and 0 < size <= choice.rule.numbers[0]:
+        raise InputError(
+            f"sink token {choice.rule.numbers[0]} lies beyond the model's vocabulary of {size} tokens; "
+            f"choose an id from 0 to {size - 1}"
+        )
     numbers = choice.rule.numbers if choice.rule is not None and choice.rule.kind == "positions" else ()
     if choice.positions is not None:
         numbers = tuple(choice.positions.flatten().tolist())

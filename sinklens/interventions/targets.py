@@ -1,9 +1,10 @@
 """Which heads an intervention moves, and whether the model lets it."""
 
+import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,8 +19,8 @@ from sinklens.models.factors import cached_head_factor
 from sinklens.models.hook_names import PATTERN, Z
 from sinklens.results.labels import check_head, describe_numbers
 
-Heads = Iterable[Sequence[int]] | None
-Layers = Iterable[int] | None
+Heads = Iterable[Iterable[SupportsIndex]] | None
+Layers = Iterable[SupportsIndex] | None
 
 # By attention module: whether an edit of the pattern reaches the head outputs.
 _EDITABLE: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
@@ -100,9 +101,9 @@ def choose(model: Any, heads: Heads, layers: Layers) -> list[LayerTarget]:
         )
     n_heads = getattr(getattr(model, "cfg", None), "n_heads", 0)
     if heads is None:
-        attention = ModelAttention(model, layers)
+        attention = ModelAttention(model, _plain(layers))
         return [LayerTarget(attention, layer, tuple(range(n_heads))) for layer in attention.layers]
-    pairs = _pairs(heads)
+    pairs = head_pairs(heads)
     attention = ModelAttention(model, [layer for layer, _ in pairs])
     by_layer: dict[int, set[int]] = {}
     for layer, head in pairs:
@@ -110,14 +111,51 @@ def choose(model: Any, heads: Heads, layers: Layers) -> list[LayerTarget]:
     return [LayerTarget(attention, layer, tuple(sorted(by_layer[layer]))) for layer in attention.layers]
 
 
-def _pairs(heads: Iterable[Sequence[int]]) -> list[tuple[int, int]]:
-    pairs = list(heads)
-    for pair in pairs:
-        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(n, int) for n in pair):
-            raise InputError(f"heads holds {pair!r}; expected (layer, head) pairs such as (12, 3)")
+def head_pairs(heads: Iterable[Any]) -> list[tuple[int, int]]:
+    """Heads as pairs of plain whole numbers, whichever library's they were.
+
+    Raises:
+        InputError: they are no ``(layer, head)`` pairs, or there are none.
+
+    Example:
+        >>> head_pairs([[12, 3]])
+        [(12, 3)]
+    """
+    if not isinstance(heads, Iterable) or isinstance(heads, str):
+        raise InputError(f"heads is {heads!r}; expected (layer, head) pairs such as [(12, 3)]")
+    pairs = [_pair(pair) for pair in heads]
     if not pairs:
         raise InputError("no head was named; pass at least one (layer, head) pair, or leave heads out for all")
-    return [(layer, head) for layer, head in pairs]
+    return pairs
+
+
+def _plain(layers: Any) -> Any:
+    """Layer numbers of numpy as plain ones; what is none is left for the message to show."""
+    if not isinstance(layers, Iterable) or isinstance(layers, str):
+        return layers
+    return [layer if whole_number(layer) is None else whole_number(layer) for layer in layers]
+
+
+def _pair(pair: Any) -> tuple[int, int]:
+    numbers = [whole_number(number) for number in pair] if isinstance(pair, Iterable) else []
+    if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
+        raise InputError(f"heads holds {pair!r}; expected (layer, head) pairs such as (12, 3)")
+    return numbers[0], numbers[1]
+
+
+def whole_number(number: Any) -> int | None:
+    """A whole number of Python, numpy or torch as a plain one; None for anything else, such as True.
+
+    Example:
+        >>> whole_number(3), whole_number(3.0), whole_number(True)
+        (3, None, None)
+    """
+    if isinstance(number, bool):
+        return None
+    try:
+        return operator.index(number)
+    except (TypeError, ValueError):
+        return None
 
 
 def described(heads: Mapping[int, Sequence[int]], n_heads: int) -> str:

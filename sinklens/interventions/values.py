@@ -21,7 +21,7 @@ from sinklens.interventions.hooks import (
     random_direction,
 )
 from sinklens.interventions.positions import SinkChoice, sink_choice
-from sinklens.interventions.recipe import Recipe, heads_of, require_finite
+from sinklens.interventions.recipe import Number, Recipe, direction_seed, heads_of, require_finite
 from sinklens.interventions.targets import (
     Heads,
     Layers,
@@ -58,7 +58,7 @@ def zero_sink_values(
 
 def scale_sink_values(
     model: Any,
-    factor: float,
+    factor: Number,
     *,
     heads: Heads = None,
     layers: Layers = None,
@@ -127,7 +127,7 @@ def mean_sink_values(
         ``(hook_name, function)`` pairs.
 
     Raises:
-        InputError: a layer's mean is missing or has another shape, and what :func:`scale_sink_values` raises.
+        InputError: a layer's mean is missing, not finite or of another shape, and what :func:`scale_sink_values` raises.
         UnsupportedAttentionError: as in :func:`scale_sink_values`.
     """
     targets, choice = choose(model, heads, layers), sink_choice(model, sink, tokens, attention_mask)
@@ -138,6 +138,11 @@ def mean_sink_values(
             raise InputError(
                 f"means of layer {target.layer}: got {got}; expected a tensor [kv_head, d_head] of shape {expected}; "
                 "take sinklens.value_means(model, texts)"
+            )
+        if not bool(means[target.layer].isfinite().all()):
+            raise InputError(
+                f"means of layer {target.layer} are not all finite; look for the text that gives such values, and take "
+                "sinklens.value_means(model, texts) without it"
             )
     return _change_values(targets, choice, _level(level), "mean_sink_values", 0.0, means)
 
@@ -194,7 +199,7 @@ def _at_values(
 ) -> list[Hook]:
     kv_heads = list(target.kv_heads)
     plain = partial(change, offset=None if mean is None else mean[kv_heads])
-    turned = plain if seed is None else _then(plain, random_direction(target, kv_heads, True, seed))
+    turned = plain if seed is None else _then(plain, random_direction(target, kv_heads, True, direction_seed(seed)))
     edit = ValueEdit(target, choice, turned, identity)
     return [(target.hook(VALUE), edit), (target.hook(PATTERN), Observer(None, PATTERN))]
 
@@ -204,7 +209,9 @@ def _at_outputs(
 ) -> list[Hook]:
     offset = None if mean is None else mean[[head // target.group_size for head in target.heads]]
     plain = partial(change, offset=offset)
-    turned = plain if seed is None else _then(plain, random_direction(target, target.heads, False, seed))
+    turned = (
+        plain if seed is None else _then(plain, random_direction(target, target.heads, False, direction_seed(seed)))
+    )
     memory = Memory()
     edit = HeadOutputEdit(target, memory, change_of_sink_values(target, choice, turned), identity=identity)
     return [*observers(target, memory), (target.hook(Z), edit)]

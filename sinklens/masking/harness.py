@@ -103,6 +103,7 @@ class HarnessModel(_Base):
             raise InputError(f"batch_size is {batch_size!r}; expected a whole number of at least 1")
         self._attention = ModelAttention(model)
         require_causal(self._attention)
+        self._attention.require_no_dropout()
         with intervene(model, hooks):
             pass  # names that the model does not have are told now, not after the harness has read its tasks
         self._encoder = text_encoder(model, prepend_bos)

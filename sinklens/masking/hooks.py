@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinklens.axes import Pattern
 from sinklens.errors import HookNotFiredError, InputError, UnsupportedAttentionError
+from sinklens.interventions.edited import EditedHeads, edited_heads, keep_edited
 from sinklens.masking.rule import MaskingRule, check_fractions, check_metrics, check_modes, masking_rule
 from sinklens.masking.scores import Metric
 from sinklens.metrics.ranking import Mode, Ranks, Terms
@@ -34,7 +36,10 @@ class RankMasking(list[Hook]):
         removed: terms removed so far ``[batch]``, all layers and heads together; since :meth:`use`, or since the batch
             has this size.
         rankable: the terms that could have been ``[batch]``.
+        may_change_nothing: of a small fraction of few terms none may go, which is no mistake.
     """
+
+    may_change_nothing = True
 
     def __init__(
         self, reader: LayerReader, rule: MaskingRule, metric: Metric, fraction: float, mode: Mode,
@@ -62,7 +67,7 @@ class RankMasking(list[Hook]):
     def _given(self) -> tuple[Tensor, Tensor] | None:
         return running_sequences() or (None if self.tokens is None else (self.tokens, self.mask))
 
-    def _edit(self, view: LayerAttention, z: Tensor) -> Tensor:
+    def _edit(self, view: LayerAttention, z: Tensor) -> tuple[Tensor, Tensor]:
         rankable = self.rule.rankable(view)
         places = None if self._places is None else self._places[view.layer]
         removed = self.rule.removed(view, self.metric, self.fraction, self.mode, rankable, places)
@@ -70,44 +75,62 @@ class RankMasking(list[Hook]):
             self.removed, self.rankable = torch.zeros(2, len(removed), dtype=torch.float64)
         self.removed += removed.sum((1, 2, 3)).cpu()
         self.rankable += rankable.sum((1, 2, 3)).cpu()
-        return without_terms(view, z, removed, self.rule.renormalize)
+        kept = kept_pattern(view.pattern, removed, self.rule.renormalize)
+        return without_terms(view, z, kept), kept
 
     def __repr__(self) -> str:
         end = "highest" if self.mode == "comprehensiveness" else "lowest"
         return f"RankMasking(the {end} {self.fraction:.3g} by {self.metric}, per {self.rule.granularity}; {len(self)} hooks)"
 
 
-def without_terms(view: LayerAttention, z: Tensor, removed: Terms, renormalize: bool = False) -> Tensor:
-    """The heads' outputs ``z'_i = γ_i ⊙ Σ_j keep_ij A_ij v_j``; where nothing is removed, the very same numbers.
+def kept_pattern(pattern: Pattern, removed: Terms, renormalize: bool = False) -> Pattern:
+    """The pattern without the removed terms ``[batch, head, query, key]``.
+
+    Args:
+        pattern: ``[batch, head, query, key]``.
+        removed: True on terms that go, in the same shape.
+        renormalize: scale what is left of a row to the row's former sum; a row of which nothing is left is 0.
+
+    Example:
+        >>> kept_pattern(torch.tensor([[[[0.25, 0.75]]]]), torch.tensor([[[[True, False]]]]), renormalize=True).tolist()
+        [[[[0.0, 1.0]]]]
+    """
+    kept = pattern.masked_fill(removed, 0.0)
+    if not renormalize:
+        return kept
+    left, whole = kept.sum(-1, keepdim=True), pattern.sum(-1, keepdim=True)
+    return kept * torch.where(left > 0, whole / left.clamp(min=torch.finfo(left.dtype).tiny), 0.0)
+
+
+def without_terms(view: LayerAttention, z: Tensor, kept: Pattern) -> Tensor:
+    """The heads' outputs ``z_i + γ_i ⊙ Σ_j (kept_ij - A_ij) v_j``; where nothing changes, the very same numbers.
+
+    A difference, so that what another edit has made of the outputs stays.
 
     Args:
         view: the layer's tensors.
         z: the outputs as they came ``[batch, query, head, d_head]``.
-        removed: True on terms that go ``[batch, head, query, key]``.
-        renormalize: scale what is left of a row to the row's former sum; a row of which nothing is left is 0.
+        kept: the pattern without the removed terms ``[batch, head, query, key]``.
 
     Returns:
         In the shape and dtype of ``z``.
     """
-    kept = view.pattern.masked_fill(removed, 0.0)
-    if renormalize:
-        left, whole = kept.sum(-1, keepdim=True), view.pattern.sum(-1, keepdim=True)
-        kept = kept * torch.where(left > 0, whole / left.clamp(min=torch.finfo(left.dtype).tiny), 0.0)
-    output = (kept @ view.head_value.transpose(1, 2)).transpose(1, 2)
-    output = output if view.gate is None else output * view.gate
-    touched = removed.any(-1).transpose(1, 2).unsqueeze(-1)
-    return torch.where(touched.to(z.device), output.to(z), z)
+    gone = kept - view.pattern
+    change = (gone @ view.head_value.transpose(1, 2)).transpose(1, 2)
+    change = change if view.gate is None else change * view.gate
+    touched = (gone != 0).any(-1).transpose(1, 2).unsqueeze(-1)
+    return torch.where(touched.to(z.device), (at_least_float32(z) + change.to(z.device)).to(z.dtype), z)
 
 
 class LayerHooks:
     """Looks at a layer's pattern, values and gate as they come, and hands its view to a function at ``hook_z``.
 
-    What the function returns replaces ``z``; None leaves it.
+    What the function returns replaces ``z``, and the pattern for the edits that follow in the pass; None leaves both.
     """
 
     def __init__(
         self, reader: LayerReader, index: int, layer: int,
-        receive: Callable[[LayerAttention, Tensor], Tensor | None],
+        receive: Callable[[LayerAttention, Tensor], tuple[Tensor, Tensor] | None],
         given: Callable[[], tuple[Tensor, Tensor] | None],
         weights: Callable[[int, torch.device], LayerWeights] | None = None,
     ):  # fmt: skip
@@ -139,7 +162,7 @@ class LayerHooks:
 
     def _watch(self, template: str) -> Callable[..., None]:
         def keep(tensor: Tensor, hook: Any) -> None:
-            self.seen[template] = tensor.detach()
+            self.seen[template] = tensor
 
         return keep
 
@@ -156,18 +179,25 @@ class LayerHooks:
                 "as a HookedTransformer (TransformerLens 3)"
             )
         apart = attention.heads_apart(Z, self.layer, z)
-        edited = self.receive(self._view(seen, apart.detach()), apart)
-        return None if edited is None else attention.as_hooked(Z, self.layer, edited, z)
+        view = self._view(seen, apart.detach())
+        edited = self.receive(view, apart)
+        if edited is None:
+            return None
+        keep_edited(seen[VALUE], EditedHeads(edited[1], view.head_value))
+        return attention.as_hooked(Z, self.layer, edited[0], z)
 
     def _view(self, seen: Mapping[str, Tensor], z: Tensor) -> LayerAttention:
-        value = self.reader.attention.heads_apart(VALUE, self.layer, seen[VALUE])
-        pattern, value, z = (at_least_float32(tensor) for tensor in (seen[PATTERN], value, z))
+        found = edited_heads(seen[VALUE])
+        value = self.reader.attention.heads_apart(VALUE, self.layer, seen[VALUE]) if found is None else found.value
+        pattern = seen[PATTERN] if found is None else found.pattern
+        pattern, value, z = (at_least_float32(tensor.detach()) for tensor in (pattern, value, z))
         weights = self.weights(self.layer, pattern.device)
         self.reader.require(self.layer, layout_failure(pattern, value, z, weights.W_O))
-        if pattern.shape[-1] != pattern.shape[-2]:
+        # A single query may also be a step of generation: TransformerBridge 4.3 then gives a pattern of one key.
+        if pattern.shape[-1] != pattern.shape[-2] or pattern.shape[-2] == 1:
             raise InputError(
-                f"the model runs {pattern.shape[-2]} queries on {pattern.shape[-1]} keys, from a cache of keys and values; "
-                "masking needs whole sequences: run without such a cache (use_past_kv_cache=False)"
+                f"the model runs {pattern.shape[-2]} queries on {pattern.shape[-1]} keys; masking needs whole sequences of at "
+                "least two tokens, not steps from a cache of keys and values (generate with use_past_kv_cache=False)"
             )
         tokens, mask = self._tokens(len(pattern), pattern.shape[-1])
         gate = torch.sigmoid(at_least_float32(seen[GATE])).view_as(z) if GATE in seen else None

@@ -1,5 +1,6 @@
 """Log-likelihoods of the ends of token sequences, with any hooks on the model: what tasks are scored by."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -160,4 +161,9 @@ def _likelihood(logits: Tensor, sequence: Scored) -> Likelihood:
     rows = logits[end - n_scored - 1 : end - 1].float()
     targets = torch.tensor(sequence.token_ids[-n_scored:], device=rows.device)
     chosen = rows.log_softmax(-1).gather(-1, targets.unsqueeze(-1))
-    return Likelihood(chosen.cpu().double().sum().item(), bool((rows.argmax(-1) == targets).all()))
+    total = chosen.cpu().double().sum().item()
+    if math.isnan(total):
+        raise InputError(
+            "a log-likelihood is NaN: the model, or an edit of it, leaves the range of its dtype; load it in float32"
+        )
+    return Likelihood(total, bool((rows.argmax(-1) == targets).all()))

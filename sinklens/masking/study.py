@@ -88,7 +88,8 @@ def faithfulness(
         batch_size: sequences per batch.
         progress: whether to show a progress bar.
         resume: a file for what is finished. An existing one, of the same settings, is picked up again: no finished pass is
-            repeated, also when metrics or fractions were added. :func:`sinklens.partial_faithfulness` reads it.
+            repeated, also when metrics or fractions were added; one of other weights, or begun with another number of
+            hooks on the model, is refused. :func:`sinklens.partial_faithfulness` reads it.
         tokenization: further arguments of :func:`sinklens.tokenize`.
 
     Returns:
@@ -106,9 +107,12 @@ def faithfulness(
     _require_settings(scores, n_bootstrap)
     attention = ModelAttention(model, layers)
     require_causal(attention)
+    attention.require_no_dropout()
     batches = as_batches(model, texts, {"context_length": context_length, "batch_size": batch_size, **tokenization})
     runner = MaskedPasses(attention, rule, sink_rule(sink), clean_scores=scores == "clean")
-    finished = FaithfulnessProgress(resume, runner.settings, check_metrics(metrics))
+    # Weights are read bit by bit only where numbers of an earlier run may be taken for those of this one.
+    known = {} if resume is None else {"parameters": attention.fingerprint, "hooks": attention.n_hooks}
+    finished = FaithfulnessProgress(resume, {**runner.settings, **known}, check_metrics(metrics))
     try:
         runner.run_all(batches, cells, finished, progress)
     finally:
@@ -198,7 +202,8 @@ class MaskedPasses:
         masking = RankMasking(self.reader, self.rule, metric, fraction, how, self.weights, places)
         masking.use(batch.tokens, batch.mask)
         losses = self._losses(batch, masking)
-        return torch.stack([losses.loss, masking.removed, masking.rankable])
+        # A masking that breaks the model costs without bound; NaN would stand for a pass that was not made.
+        return torch.stack([losses.loss.nan_to_num(nan=torch.inf), masking.removed, masking.rankable])
 
     def _clean_ranks(self, batch: TokenBatch, metric: Metric) -> dict[int, Ranks]:
         """The places of all terms in an unmasked pass, by layer: one sort for all fractions and both modes."""

@@ -1,5 +1,6 @@
 """Multiple-choice accuracy by the likelihood of the options, with any hooks on the model."""
 
+import zlib
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple, get_args
@@ -89,6 +90,7 @@ def multiple_choice(
             raise InputError(f"{name} is {number!r}; expected a whole number of at least 1")
     attention = ModelAttention(model)
     require_causal(attention)
+    attention.require_no_dropout()
     items = read_items(records, form, max_items)
     encoder = text_encoder(model, prepend_bos)
     options, n_cut = _encoded(items, encoder, model.cfg.n_ctx)
@@ -109,12 +111,18 @@ def multiple_choice(
         attention.name, weights=attention.checksum, backend=attention.backend, frame=attention.frame, dtype=attention.dtype,
         context_length=model.cfg.n_ctx, n_documents=len(items), n_sequences=len(options),
         n_tokens=sum(len(option.scored.token_ids) for option in options), n_cut=n_cut,
-        prepended_bos=bool(encoder.prefix), seed=seed,
+        prepended_bos=bool(encoder.prefix), seed=seed, hooks=attention.n_hooks,
         conventions={
-            "form": form, "normalize": normalize, "hooks": described_hooks(hooks), "changed": passes.record.changed,
+            "items": _checksum(items), "form": form, "normalize": normalize,
+            "hooks": described_hooks(hooks), "changed": passes.record.changed,
         },
     )  # fmt: skip
     return MultipleChoiceResult(scores, torch.tensor([item.answer for item in items]), provenance, n_bootstrap)
+
+
+def _checksum(items: Sequence[ChoiceItem]) -> str:
+    """Of what is read and scored, so that results on other records are told apart."""
+    return f"{zlib.crc32(repr([(item.contexts, item.scored) for item in items]).encode()):08x}"
 
 
 def _encoded(items: Sequence[ChoiceItem], encoder: TextEncoder, longest: int) -> tuple[list[_Option], int]:

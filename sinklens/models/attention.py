@@ -2,6 +2,7 @@
 
 import operator
 import os
+import zlib
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -28,6 +29,7 @@ class ModelAttention:
         model: the user's model, never changed.
         layers: the model's own numbers of the chosen layers that have a readable attention.
         skipped: layers of another kind (linear attention), with the reason.
+        n_hooks: hooks that were on the model already; what they do is not known here.
     """
 
     def __init__(self, model: Any, layers: Iterable[int] | None = None):
@@ -35,6 +37,8 @@ class ModelAttention:
         self.model = model
         # TransformerBridge builds this dictionary anew at every access, which on a short prompt costs more than the pass.
         self.hook_points: dict[str, Any] = model.hook_dict
+        points = {id(point): point for point in self.hook_points.values()}  # one may have several names
+        self.n_hooks = sum(len(point.fwd_hooks) for point in points.values())
         available = [layer for layer in range(model.cfg.n_layers) if self.has_hooks(layer)]
         self.skipped = {
             layer: "no attention pattern, value and z to hook (linear attention, or keys and values of an earlier layer)"
@@ -84,6 +88,15 @@ class ModelAttention:
         """Sum of squares of the output weights of the first and the last layer, to six digits."""
         ends = dict.fromkeys((self.layers[0], self.layers[-1]))
         return " ".join(f"{self.output_weights(layer)[0].square().sum().item():.6g}" for layer in ends)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum of every parameter, bit by bit; takes about as long as copying them."""
+        checksum = 0
+        for name, parameter in self.model.named_parameters():
+            numbers = parameter.detach().reshape(-1).contiguous().view(torch.uint8)
+            checksum = zlib.crc32(numbers.cpu().numpy(), zlib.crc32(name.encode(), checksum))
+        return f"{checksum:08x}"
 
     @cached_property
     def is_causal(self) -> bool:

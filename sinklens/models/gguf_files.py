@@ -75,17 +75,13 @@ def read_gguf(file: Path, dtype: torch.dtype | None = None) -> Any:
     return model
 
 
-def read_gguf_tokenizer(file: Path, **options: Any) -> Any:
+def read_gguf_tokenizer(file: Path) -> Any:
     """The tokenizer in a GGUF file.
-
-    Args:
-        file: the GGUF file.
-        options: of the tokenizer.
 
     Raises:
         ModelLoadError: it cannot be read.
     """
-    return _read(file, "AutoTokenizer", **options)
+    return _read(file, "AutoTokenizer")
 
 
 def _read(file: Path, loader: str, **options: Any) -> Any:

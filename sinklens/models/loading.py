@@ -176,8 +176,7 @@ def _booted(source: str, config: Any, placement: Placement, dtype: torch.dtype, 
 def _from_gguf(file: Path, placement: Placement, dtype: torch.dtype, is_hooked: bool) -> Any:
     device = placement.only_device("a GGUF file")
     original = read_gguf(file, dtype).to(device)
-    # As TransformerLens asks for it; without it the tokenizer would be looked for on the hub.
-    tokenizer = read_gguf_tokenizer(file, add_bos_token=True)
+    tokenizer = read_gguf_tokenizer(file)
     if is_hooked:
         return as_hooked(original, tokenizer, file.name, device, dtype)
     from transformer_lens.model_bridge import TransformerBridge

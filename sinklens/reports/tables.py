@@ -111,7 +111,7 @@ def edit_name(cell: AblationCell) -> str:
         >>> edit_name(AblationCell("all", ((0, 0),), "scale", 0.5, "sink"))
         'scale 0.5'
     """
-    return cell.edit if math.isnan(cell.value) else f"{cell.edit} {cell.value:g}"
+    return cell.edit_name
 
 
 def control_table(result: AblationResult, effect: str = "delta_loss", n: int | None = None) -> Table | None:

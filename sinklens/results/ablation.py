@@ -57,7 +57,15 @@ class AblationCell:
     @property
     def key(self) -> tuple[str, str, str]:
         """What a control shares with its edit."""
-        return self.group, self.edit, f"{self.value:g}"
+        return self.group, self.edit, repr(float(self.value))
+
+    @property
+    def edit_name(self) -> str:
+        """The edit with its number, with as many digits as tell it from every other."""
+        if math.isnan(self.value):
+            return self.edit
+        short = f"{self.value:g}"
+        return f"{self.edit} {short if float(short) == self.value else repr(float(self.value))}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -225,16 +233,22 @@ class AblationResult:
         return cls(**arguments)
 
     def __repr__(self) -> str:
-        effects, intervals = self.effect(), self.interval()
-        row = max((r for r, c in enumerate(self.cells) if c.where == "sink"), key=lambda r: effects[r].item())
-        cell, (low, high) = self.cells[row], intervals[row].tolist()
-        bounds = "" if math.isnan(low) else f" [{low:.3f}, {high:.3f}]"
-        controls = [f"{c.where} {effects[r]:+.3f}" for r, c in enumerate(self.cells) if c.key == cell.key and r != row]
         return (
             f"{type(self).__name__}({self.provenance.model_name}: loss {self.mean_loss:.3f} on {len(self.count)} documents; "
-            f"largest effect {cell.edit} in {cell.group}: {effects[row]:+.3f} nats{bounds}"
-            + (f"; controls: {', '.join(controls)})" if controls else ")")
+            f"{self._largest()})"
         )
+
+    def _largest(self) -> str:
+        """The largest effect at the sink, by its size, beside its controls."""
+        effects, at_sink = self.effect(), [row for row, cell in enumerate(self.cells) if cell.where == "sink"]
+        if not any(self.changed[row] for row in at_sink):
+            return "no edit changed anything"
+        row = max(at_sink, key=lambda r: effects[r].abs().item())
+        cell, (low, high) = self.cells[row], self.interval()[row].tolist()
+        bounds = "" if math.isnan(low) else f" [{low:.3f}, {high:.3f}]"
+        controls = [f"{c.where} {effects[r]:+.3f}" for r, c in enumerate(self.cells) if c.key == cell.key and r != row]
+        beside = f"; controls: {', '.join(controls)}" if controls else ""
+        return f"largest effect {cell.edit_name} in {cell.group}: {effects[row]:+.3f} nats{bounds}{beside}"
 
 
 @dataclass(frozen=True, repr=False)

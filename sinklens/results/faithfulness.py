@@ -38,7 +38,8 @@ class FaithfulnessResult:
         metrics: that ranked.
         modes: ``comprehensiveness``, ``sufficiency``.
         fractions: ascending, 0 to 1.
-        loss: summed next-token cross-entropy, nats ``[metric, mode, fraction, document]``; NaN where not yet measured.
+        loss: summed next-token cross-entropy, nats ``[metric, mode, fraction, document]``; NaN where not yet
+            measured, infinite where the masked model gave NaN.
         removed: terms removed, of all layers and heads, in the same shape.
         rankable: terms that could have been, in the same shape.
         clean_loss: summed cross-entropy of the unmasked model ``[document]``.
@@ -92,9 +93,9 @@ class FaithfulnessResult:
     def _effect(self, name: str, weights: Tensor) -> Resampled:
         if name not in EFFECTS:
             raise InputError(f"no effect {name!r}; there are {', '.join(EFFECTS)}")
-        measured = self.loss.isfinite().double()
+        measured = (~self.loss.isnan()).double()
         count = (measured * self.count) @ weights.T
-        masked = (self.loss.nan_to_num(nan=0.0) @ weights.T) / count
+        masked = (self.loss.masked_fill(self.loss.isnan(), 0.0) @ weights.T) / count
         clean = ((measured * self.clean_loss) @ weights.T) / count
         return masked.exp() - clean.exp() if name == "delta_perplexity" else masked - clean
 
@@ -114,7 +115,7 @@ class FaithfulnessResult:
     @property
     def is_complete(self) -> bool:
         """Whether every cell was measured on every document."""
-        return bool(self.loss.isfinite().all())
+        return not bool(self.loss.isnan().any())
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row per metric, mode and fraction: every effect with its interval, and what was really removed."""
@@ -125,7 +126,7 @@ class FaithfulnessResult:
             table = table.assign(
                 **{name: self.effect(name).flatten().numpy(), f"{name}_low": low.numpy(), f"{name}_high": high.numpy()}
             )
-        documents = self.loss.isfinite().sum(-1).flatten().numpy()
+        documents = (~self.loss.isnan()).sum(-1).flatten().numpy()
         return table.assign(removed_share=self.removed_share.flatten().numpy(), n_documents=documents)
 
     def aopc(self, name: FaithfulnessEffect = "delta_loss") -> pd.DataFrame:

@@ -85,6 +85,25 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
     return target
 
 
+def check_savable(path: str | os.PathLike[str]) -> Path:
+    """Fail before the work, not after it, where a result cannot be saved as ``path``.
+
+    Raises:
+        ResultFileError: the suffix is not ``.safetensors``, or the file cannot be written.
+
+    Example:
+        >>> check_savable("result.json")
+        Traceback (most recent call last):
+            ...
+        sinklens.errors.ResultFileError: cannot save result.json: results are kept as .safetensors; write tables ...
+    """
+    if Path(path).suffix != ".safetensors":
+        raise ResultFileError(
+            f"cannot save {path}: results are kept as .safetensors; write tables with .to_dataframe()"
+        )
+    return check_writable(path)
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -108,10 +127,7 @@ def save_tensors(
     Raises:
         ResultFileError: the suffix is not ``.safetensors``, or the file cannot be written.
     """
-    if Path(path).suffix != ".safetensors":
-        raise ResultFileError(
-            f"cannot save {path}: results are kept as .safetensors; write tables with .to_dataframe()"
-        )
+    check_savable(path)
     header = {"sinklens": json.dumps({"kind": kind, "format": FORMAT, **metadata})}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return write_whole(path, lambda target: save_file(plain, target, metadata=header))

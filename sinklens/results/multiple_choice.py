@@ -83,8 +83,12 @@ class MultipleChoiceResult:
         Raises:
             InputError: the items are not the same.
         """
-        if not torch.equal(self.answers, other.answers):
-            raise InputError("cannot compare results on other items; run both on the same records")
+        mine, theirs = (result.provenance.conventions for result in (self, other))
+        differ = [name for name in ("items", "form", "normalize") if mine.get(name) != theirs.get(name)]
+        if differ or not torch.equal(self.answers, other.answers):
+            raise InputError(
+                "cannot compare results on other items; run both on the same records, form and normalization"
+            )
         gained = self.correct.double() - other.correct.double()
         low, high = self._bounds(gained)
         return {"difference": gained.mean().item(), "low": low, "high": high}

@@ -49,6 +49,7 @@ class Provenance:
         conventions: thresholds and names of conventions that numbers depend on.
         seed: of whatever is random, or None.
         weights: a short checksum of the output weights, so that models of one name and other weights are told apart.
+        hooks: how many hooks were on the model from outside, such as those of an ``intervene`` block around the call.
         versions: of the packages that a number depends on.
 
     Example:
@@ -71,6 +72,7 @@ class Provenance:
     conventions: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     weights: str = ""
+    hooks: int = 0
     versions: Mapping[str, str] = field(default_factory=package_versions)
 
     def merge(self, other: "Provenance") -> "Provenance":

@@ -1,6 +1,5 @@
 """Figures of ablation studies: effects beside controls, a map over heads, sweeps with closed form and measurement."""
 
-import math
 from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from sinklens.errors import InputError
-from sinklens.results.ablation import AblationCell, AblationResult, SweepResult
+from sinklens.results.ablation import AblationResult, SweepResult
 from sinklens.viz.theme import COLORWAY, NEUTRAL, Theme, palette, template
 
 LABELS: dict[str, str] = {
@@ -48,16 +47,16 @@ def ablation_effects(
         A figure with one trace per edit and place, a point per group; where rows are horizontal, one trace per place.
 
     Raises:
-        InputError: there is no such effect or theme.
+        InputError: there is no such effect or theme, or ``n`` is below 1.
     """
-    edits = list(dict.fromkeys(_edit_name(cell) for cell in result.cells))
+    edits = list(dict.fromkeys(cell.edit_name for cell in result.cells))
     groups = _largest(result, effect, n)
     if horizontal:
         return _rows_of_effects(result, effect, groups, theme)
     figure = go.Figure()
     for edit, colour in zip(edits, cycle(COLORWAY), strict=False):
         for place in PLACES:
-            found = {c.group: r for r, c in enumerate(result.cells) if _edit_name(c) == edit and c.where == place}
+            found = {c.group: r for r, c in enumerate(result.cells) if c.edit_name == edit and c.where == place}
             rows = [found[group] for group in groups if group in found]
             if rows:
                 points = _points(result, rows, effect, [result.cells[row].group for row in rows], place, colour)
@@ -114,16 +113,22 @@ def _row_name(result: AblationResult, row: int, n_groups: int) -> str:
     cell = result.cells[row]
     n_edits = len({each.key[1:] for each in result.cells})
     parts = [cell.group] if n_groups > 1 or n_edits == 1 else []
-    return " · ".join([*parts, _edit_name(cell)] if n_edits > 1 else parts)
+    return " · ".join([*parts, cell.edit_name] if n_edits > 1 else parts)
 
 
 def _largest(result: AblationResult, effect: str, n: int | None) -> list[str]:
     """The groups in their order; or the ``n`` with the largest effect at the sink, largest first."""
+    _require_some(n)
     size: dict[str, float] = {}
     for cell, value in zip(result.cells, result.effect(effect).abs().tolist(), strict=True):
         if cell.where == "sink":
             size[cell.group] = max(size.get(cell.group, 0.0), value)
     return list(size) if n is None or n >= len(size) else sorted(size, key=lambda group: -size[group])[:n]
+
+
+def _require_some(n: int | None) -> None:
+    if n is not None and n < 1:
+        raise InputError(f"n is {n}; expected 1 or more, or None for all")
 
 
 def _group_axis(groups: Sequence[str]) -> dict[str, Any]:
@@ -140,10 +145,6 @@ def _label(effect: str) -> str:
     if effect not in LABELS:
         raise InputError(f"no effect {effect!r}; there are {', '.join(LABELS)}")
     return LABELS[effect]
-
-
-def _edit_name(cell: AblationCell) -> str:
-    return cell.edit if math.isnan(cell.value) else f"{cell.edit} {cell.value:g}"
 
 
 def _points(
@@ -226,7 +227,7 @@ def ablation_map(
     figure = go.Figure(trace)
     figure.update_layout(
         template=template(theme),
-        title=f"{_label(effect)}: {_edit_name(result.cells[rows[0]])}, {PLACES[place]}",
+        title=f"{_label(effect)}: {result.cells[rows[0]].edit_name}, {PLACES[place]}",
         height=int(np.clip(140 + 15 * len(layers), 260, 640)),
         width=int(np.clip(220 + 26 * values.shape[1], 420, 900)),
         meta={"scales": {"coloraxis": "diverging"}},
@@ -266,7 +267,7 @@ def sweep_effects(
         A figure with a line per group and place, and a band; controls of several groups have none.
 
     Raises:
-        InputError: there is no such effect or theme.
+        InputError: there is no such effect or theme, or ``n`` is below 1.
     """
     figure, groups = go.Figure(), _largest(result, effect, n)
     for group, colour in zip(groups, cycle(COLORWAY), strict=False):
@@ -340,8 +341,9 @@ def sweep_norms(
         A figure with three traces per head: closed form, measured, clean.
 
     Raises:
-        InputError: a head was not swept, or there is no such theme.
+        InputError: a head was not swept, there is no such theme, or ``n`` is below 1.
     """
+    _require_some(n)
     table: Any = result.norms()  # pandas' stubs know no column types
     known = table.groupby(["layer", "head"], sort=False)["mass"].first()
     chosen = list(known.sort_values(ascending=False).index[:n]) if heads is None else list(heads)
