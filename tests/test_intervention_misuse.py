@@ -14,6 +14,7 @@ from torch import Tensor
 
 import sinklens as sl
 from sinklens.ablation import ablate_sinks, drift_without_sinks, sweep_sinks, value_means
+from sinklens.ablation.cells import listed
 from sinklens.cli.summaries import ablation_figures
 from sinklens.errors import InputError, ResultFileError, UnsupportedAttentionError
 from sinklens.interventions import (
@@ -304,13 +305,15 @@ def test_groups_of_numpy_can_be_saved(groups: Any, tmp_path: Path) -> None:
 
 def test_one_name_is_a_list_of_one() -> None:
     model = load("bridge", "llama")
-    listed = ablate_sinks(model, texts(), edits=["mass:0.5"], controls=["position"], **SETTINGS)
+    in_lists = ablate_sinks(model, texts(), edits=["mass:0.5"], controls=["position"], **SETTINGS)
     plain = ablate_sinks(model, texts(), edits="mass:0.5", controls="position", **SETTINGS)
-    assert plain.cells == listed.cells
-    assert torch.equal(plain.loss, listed.loss)
-    assert plain.provenance == listed.provenance
+    assert plain.cells == in_lists.cells
+    assert torch.equal(plain.loss, in_lists.loss)
+    assert plain.provenance == in_lists.provenance
     sweep = sweep_sinks(model, texts(), values=[0.5], controls="position", **SETTINGS)
     assert [cell.where for cell in sweep.cells] == ["sink", "position"]
+    with pytest.raises(InputError, match=r"lists of names, \(\) for none; got None"):
+        listed(None)
     with pytest.raises(InputError, match="controls holds 'random'; expected"):
         ablate_sinks(model, texts(), controls="random", **SETTINGS)
 

@@ -95,13 +95,18 @@ def parse_edit(edit: str) -> tuple[str, float]:
     return name, value
 
 
-def listed(names: str | Iterable[str]) -> list[str]:
+def listed(names: Any) -> list[str]:
     """Names as a list; one name alone is a list of one.
+
+    Raises:
+        InputError: they are no names.
 
     Example:
         >>> listed("zero"), listed(("zero", "mean"))
         (['zero'], ['zero', 'mean'])
     """
+    if not isinstance(names, Iterable):
+        raise InputError(f"edits and controls are names or lists of names, () for none; got {names!r}")
     return [names] if isinstance(names, str) else list(names)
 
 

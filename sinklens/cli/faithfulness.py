@@ -40,11 +40,11 @@ class RankingOptions:
         """
         from sinklens.masking.rule import check_fractions, check_metrics, check_modes, masking_rule
 
+        check_resampling(self.seed, self.n_bootstrap)
         exempt = [] if self.exempt is None else names(self.exempt, "--exempt")
         masking_rule(self.granularity, self.ranking, exempt, self.renormalize, self.seed)
         if self.scores not in ("running", "clean"):
             raise InputError(f"--scores is {self.scores!r}; expected running or clean")
-        check_resampling(self.seed, self.n_bootstrap)
         same = ("granularity", "ranking", "scores", "renormalize", "seed", "n_bootstrap")
         return {name: getattr(self, name) for name in same} | {
             "metrics": check_metrics(names(self.metrics, "--metrics")),

@@ -82,11 +82,7 @@ def edited_passes(attention: ModelAttention, hooks: Iterable[Hook]) -> Iterator[
         HookNotFiredError: the model has no such hook; in a pass, it did not fire exactly once.
         NoEffectError: at the end of the block, an edit has changed nothing in any pass.
     """
-    # Of a small fraction of few terms none may go: the masking itself tells how many did.
-    with (
-        _no_effect_told(),
-        intervene(attention.model, hooks, require_effect=not isinstance(hooks, RankMasking)) as record,
-    ):
+    with _no_effect_told(), intervene(attention.model, hooks) as record:
         yield EditedPasses(attention, hooks, record)
 
 

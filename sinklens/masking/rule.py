@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from sinklens.errors import InputError
+from sinklens.interventions.recipe import require_seed
 from sinklens.masking.scores import METRICS, Metric, metric_scores
 from sinklens.metrics.ranking import (
     GRANULARITIES,
@@ -114,10 +115,8 @@ def masking_rule(
     _one_of("ranking", ranking, get_args(Ranking))
     for name in names:
         _one_of("exempt", name, get_args(Exempt))
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise InputError(f"seed is {seed!r}; expected a whole number")
     chosen: dict[str, Any] = {"granularity": granularity, "ranking": ranking, "exempt": tuple(sorted(set(names)))}
-    return MaskingRule(**chosen, renormalize=bool(renormalize), seed=seed)
+    return MaskingRule(**chosen, renormalize=bool(renormalize), seed=require_seed(seed))
 
 
 def check_metrics(metrics: str | Sequence[str]) -> tuple[Metric, ...]:

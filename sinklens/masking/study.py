@@ -1,6 +1,5 @@
 """Faithfulness: how much the loss changes when the terms that a metric ranks highest, or lowest, are removed."""
 
-import dataclasses
 import functools
 import itertools
 import os
@@ -15,6 +14,7 @@ from tqdm.auto import tqdm
 from sinklens.ablation.losses import SequenceLosses, sequence_losses
 from sinklens.ablation.passes import as_batches, provenance_of, require_causal
 from sinklens.errors import InputError
+from sinklens.interventions.recipe import require_n_bootstrap
 from sinklens.masking.hooks import LayerHooks, RankMasking
 from sinklens.masking.rule import MaskingRule, check_fractions, check_metrics, check_modes, masking_rule
 from sinklens.masking.scores import METRICS, Metric
@@ -124,8 +124,7 @@ def faithfulness(
 def _require_settings(scores: str, n_bootstrap: int) -> None:
     if scores not in get_args(Scores):
         raise InputError(f"scores is {scores!r}; expected 'running' or 'clean'")
-    if isinstance(n_bootstrap, bool) or not isinstance(n_bootstrap, int) or n_bootstrap < 1:
-        raise InputError(f"n_bootstrap is {n_bootstrap!r}; expected a whole number of at least 1")
+    require_n_bootstrap(n_bootstrap)
 
 
 _CONVENTIONS = ("granularity", "ranking", "scores", "exempt", "renormalize", "layers")
@@ -155,8 +154,7 @@ class MaskedPasses:
     def provenance(self, batches: TokenBatches) -> Provenance:
         """The model, the text so far, and how terms were ranked."""
         conventions = {name: self.settings[name] for name in _CONVENTIONS}
-        found = provenance_of(self.attention, batches, self.reader.sink.describe(), self.rule.seed, **conventions)
-        return dataclasses.replace(found, weights=self.attention.checksum)
+        return provenance_of(self.attention, batches, self.reader.sink.describe(), self.rule.seed, **conventions)
 
     def run_all(
         self, batches: TokenBatches, cells: Sequence[Cell], finished: FaithfulnessProgress, progress: bool

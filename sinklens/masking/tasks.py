@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 
 from sinklens.ablation.passes import require_causal
 from sinklens.errors import InputError
+from sinklens.interventions.recipe import require_n_bootstrap, require_seed
 from sinklens.masking.likelihoods import (
     Hook,
     Scored,
@@ -85,9 +86,9 @@ def multiple_choice(
     """
     if normalize not in get_args(Normalization):
         raise InputError(f"normalize is {normalize!r}; expected 'tokens', 'bytes' or 'none'")
-    for name, number in (("batch_size", batch_size), ("n_bootstrap", n_bootstrap)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise InputError(f"{name} is {number!r}; expected a whole number of at least 1")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size is {batch_size!r}; expected a whole number of at least 1")
+    n_bootstrap, seed = require_n_bootstrap(n_bootstrap), require_seed(seed)
     attention = ModelAttention(model)
     require_causal(attention)
     attention.require_no_dropout()
