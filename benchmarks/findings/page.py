@@ -9,7 +9,9 @@ from benchmarks.findings.measure import FRACTIONS
 
 PAGE = """# Findings
 
-What the papers say, measured on {model} with {documents} documents each of {corpora}, {length} tokens a document with BOS.
+What *Contribution Weights* (arXiv 2606.07604) says of sinks and of importance metrics, and *Sink vs. diagonal patterns*
+(arXiv 2605.08453) of the sink's part in a head's output, measured on {model} with {documents} documents each of
+{corpora}, {length} tokens a document with BOS.
 Intervals are 95 % percentile bootstraps over documents (over heads where the line says so). A verdict is read off the
 interval and nothing else: *holds* where all of it lies on the side that the claim names, *does not hold* where all of it
 lies on the other side, *undecided* where it contains the boundary; a claim of "no less" or "no more" also holds then. One
@@ -20,6 +22,7 @@ small model says little about others: run it on yours.
 ```
 
 {sections}
+
 ## How each figure is made
 
 - Δ loss: mean next-token cross-entropy in nats with the edit minus without it, every head of every layer at once
@@ -50,7 +53,6 @@ AOPC in nats:
 | | {metrics} |
 | --- | {rule} |
 {aopc}
-
 """
 
 
@@ -64,7 +66,7 @@ def page(lines: Mapping[str, Sequence[Finding]], measured: Mapping[str, Any], ar
     return PAGE.format(
         model=_model_name(measured), documents=arguments.documents, corpora=" and ".join(lines), length=arguments.length,
         command=command, losses=losses, sink_head=SINK_HEAD, fractions=", ".join(f"{part:.0%}" for part in FRACTIONS),
-        sections="".join(_section(name, lines[name], measured[name]) for name in lines),
+        sections="\n".join(_section(name, lines[name], measured[name]) for name in lines),
     )  # fmt: skip
 
 
