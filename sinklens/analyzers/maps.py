@@ -100,9 +100,8 @@ class MapsAnalyzer(Analyzer):
                 kept = torch.empty(len(self.layers), *tensor.shape[1:], dtype=tensor.dtype)
             # Heads of unlike layers differ in width (Gemma-4); zeros change no product of them.
             width = max(kept.shape[-1], tensor.shape[-1])
-            kept, tensor = (torch.nn.functional.pad(each, (0, width - each.shape[-1])) for each in (kept, tensor))
-            kept[attention.index] = tensor[0]
-            self.tensors[name] = kept
+            self.tensors[name] = kept = _widened(kept, width)
+            kept[attention.index] = _widened(tensor[0], width)
         self.sinks |= set(attention.sink[attention.sink >= 0].tolist())
         self.tokens = attention.tokens[0].cpu()
 
@@ -114,6 +113,12 @@ class MapsAnalyzer(Analyzer):
             tokens=tuple(self.labels(self.tokens)), token_ids=tuple(self.tokens.tolist()), layers=self.layers,
             sink_positions=tuple(sorted(self.sinks)), provenance=provenance,
         )  # fmt: skip
+
+
+def _widened(tensor: Tensor, width: int) -> Tensor:
+    # Padding by nothing copies, which for all layers' maps costs more than the pass.
+    missing = width - tensor.shape[-1]
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 def layer_maps(attention: LayerAttention) -> dict[str, Tensor]:
