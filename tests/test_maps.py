@@ -259,3 +259,18 @@ def test_a_planted_fault_is_refused_or_seen_in_the_numbers(fault: str, monkeypat
             sl.attention_maps(load("bridge", name), prompt(name)[0])
         return
     assert largest_gap(sl.attention_maps(load("bridge", name), prompt(name)[0]), "bridge", name) > 1e-2
+
+
+def test_maps_of_all_layers_are_written_in_place() -> None:
+    """Not copied for every layer, which would cost more than the pass."""
+    places: list[int] = []
+
+    class Watching(sl.MapsAnalyzer):
+        def update(self, attention: sl.LayerAttention) -> None:
+            super().update(attention)
+            places.append(self.tensors["attention"].data_ptr())
+
+    watching = Watching(lambda tokens: [str(token) for token in tokens.tolist()])
+    sl.run(load("bridge", "llama_3x5"), prompt("llama_3x5"), [watching], progress=False)
+    assert len(places) == 3
+    assert len(set(places)) == 1
