@@ -125,6 +125,19 @@ def gemma4_config(**extra: Any) -> Callable[[], PretrainedConfig]:
     return _config("Gemma4TextConfig", **{**sizes, **per_layer_input, **kinds, **extra})
 
 
+GEMMA4: dict[str, Any] = {
+    "model_class": "Gemma4ForCausalLM",
+    "n_kv_heads": 2,
+    "windows": (WINDOW, None),
+    "has_value_bias": False,
+    "has_output_bias": False,
+    "post_norm": True,
+    "pattern_editable": False,
+    "query_scale": 0.25,
+    "value_end": "v_norm.hook_out",
+}
+
+
 def _gpt_neo() -> Callable[[], PretrainedConfig]:
     sizes = {"hidden_size": D_MODEL, "num_layers": 2, "num_heads": N_HEADS, "max_position_embeddings": N_CTX}
     kinds = {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW, "attn_implementation": "eager"}
@@ -445,29 +458,13 @@ _TABLE = (
     Family(
         "gemma4",
         gemma4_config(global_head_dim=16, attention_k_eq_v=False),
-        "Gemma4ForCausalLM",
-        n_kv_heads=2,
-        windows=(WINDOW, None),
-        has_value_bias=False,
-        has_output_bias=False,
-        post_norm=True,
-        pattern_editable=False,
-        query_scale=0.25,
-        value_end="v_norm.hook_out",
+        **GEMMA4,
     ),
     Family(
         "gemma4_unlike",
         # As the larger ones are: full attention has wider heads, fewer of keys, and no values but its keys.
         gemma4_config(global_head_dim=24, num_global_key_value_heads=1, attention_k_eq_v=True),
-        "Gemma4ForCausalLM",
-        n_kv_heads=2,
-        windows=(WINDOW, None),
-        has_value_bias=False,
-        has_output_bias=False,
-        post_norm=True,
-        pattern_editable=False,
-        query_scale=0.25,
-        value_end="v_norm.hook_out",
+        **GEMMA4,
         unlike=((2, 16), (1, 24)),
         note="layers that read keys and values of an earlier layer are skipped by name",
     ),

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
+import torch
 
 from benchmarks.findings.measure import LAYERS
+from sinklens.results.bootstrap import percentile_interval, resample_weights
 
 SINK_HEAD = 0.3  # mean attention on the sink above which a head is called a sink head (eps of the sink rate)
 RESAMPLES = 2000
@@ -82,10 +83,10 @@ def findings(measured: dict[str, Any]) -> list[Finding]:
 
 def over_documents(table: pd.Series, seed: int = 0) -> tuple[float, float, float]:
     """Mean of one figure per document, and the 95 % percentile bootstrap interval."""
-    values = table.to_numpy()
-    draws = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
-    low, high = np.quantile(values[draws].mean(1), (0.025, 0.975))
-    return float(values.mean()), float(low), float(high)
+    values = torch.tensor(table.to_numpy(), dtype=torch.float64)
+    resampled = resample_weights(len(values), RESAMPLES, seed) @ values / len(values)
+    low, high = percentile_interval(resampled, len(values)).tolist()
+    return values.mean().item(), low, high
 
 
 def _loss(ablation: Any) -> Iterator[Finding]:

@@ -18,9 +18,10 @@ from sinklens.interventions import (
     set_sink_mass,
     zero_sink_values,
 )
-from sinklens.interventions.targets import head_pairs, whole_number
+from sinklens.interventions.targets import head_pairs
 from sinklens.models.attention import ModelAttention
 from sinklens.results.ablation import AblationCell
+from sinklens.results.labels import whole_number
 
 EDITS = ("zero", "mean", "remove", "scale", "mass")
 CONTROLS = ("position", "direction")

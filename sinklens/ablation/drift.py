@@ -5,7 +5,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from sinklens.ablation.passes import as_batches, provenance_of
+from sinklens.ablation.passes import provenance_of
 from sinklens.ablation.study import require_positions
 from sinklens.analyzers.base import Setup
 from sinklens.analyzers.drift import DriftAnalyzer
@@ -15,6 +15,7 @@ from sinklens.interventions.positions import require_in_context
 from sinklens.models.attention import ModelAttention
 from sinklens.models.capture import LayerReader
 from sinklens.models.sinks import Sink, SinkRule, sink_rule
+from sinklens.models.tokens import as_batches
 from sinklens.results.ablation import AblatedDrift
 
 
@@ -58,7 +59,7 @@ def drift_without_sinks(
     choice = SinkChoice(rule)
     require_in_context(model, choice)
     hooks = zero_sink_values(model, layers=attention.layers, sink=choice, level="kv")
-    batches = as_batches(model, texts, {"context_length": context_length, "batch_size": batch_size, **tokenization})
+    batches = as_batches(model, texts, tokenization, {"context_length": context_length, "batch_size": batch_size})
     require_positions(choice, batches)
     setup = Setup(attention.layers, model.cfg.n_heads, attention.name)
     # A reader each: it learns on its first batch which hook holds a layer's output.

@@ -7,24 +7,10 @@ import torch
 from torch import Tensor
 
 from sinklens.ablation.losses import SequenceLosses, sequence_losses
-from sinklens.errors import InputError, UnsupportedAttentionError
+from sinklens.errors import UnsupportedAttentionError
 from sinklens.models.attention import ModelAttention
-from sinklens.models.tokens import TokenBatch, TokenBatches, tokenize
+from sinklens.models.tokens import TokenBatch, TokenBatches
 from sinklens.results.provenance import Provenance
-
-
-def as_batches(model: Any, texts: Any, tokenization: dict[str, Any]) -> TokenBatches:
-    """The batches of texts, or those that were made before.
-
-    Raises:
-        InputError: the texts cannot be used, or settings are given beside batches.
-    """
-    if not isinstance(texts, TokenBatches):
-        return tokenize(model, texts, **tokenization)
-    given = {name for name, value in tokenization.items() if value is not None}
-    if given - {"context_length", "batch_size"}:
-        raise InputError(f"the texts are batches already; pass {', '.join(sorted(given))} to sinklens.tokenize instead")
-    return texts
 
 
 def require_causal(attention: ModelAttention) -> None:
@@ -41,10 +27,7 @@ def require_causal(attention: ModelAttention) -> None:
 
 def logits_of(attention: ModelAttention, batch: TokenBatch) -> Tensor:
     """The model's logits ``[batch, position, vocabulary]``, without gradients."""
-    # HookedTransformer makes a mask of its own for a tokenizer that pads on the left: real tokens at the start of a
-    # sequence whose id is the padding's would be hidden. Causal attention never looks at padding on the right.
-    left = getattr(getattr(attention.model, "tokenizer", None), "padding_side", "right") == "left"
-    arguments = {"attention_mask": batch.mask.long().to(attention.device)} if left else {}
+    arguments = attention.mask_arguments(batch.mask)
     with torch.no_grad():
         return attention.model(batch.tokens.to(attention.device), return_type="logits", **arguments)
 
@@ -101,9 +84,4 @@ def provenance_of(
     attention: ModelAttention, batches: TokenBatches, sink: str, seed: int, **conventions: Any
 ) -> Provenance:
     """Where the result comes from."""
-    names = ("context_length", "n_documents", "n_sequences", "n_tokens", "n_cut", "n_skipped", "prepended_bos")
-    return Provenance(
-        model_name=attention.name, backend=attention.backend, frame=attention.frame, dtype=attention.dtype, sink=sink,
-        hooks=attention.n_hooks, seed=seed, weights=attention.checksum, conventions=conventions,
-        **{name: getattr(batches, name) for name in names},
-    )  # fmt: skip
+    return attention.provenance(sink, seed=seed, conventions=conventions, **batches.counts)

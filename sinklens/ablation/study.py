@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from sinklens.ablation.cells import Groups, intervention, listed, make_cells, named_groups, parse_edit
 from sinklens.ablation.losses import sequence_losses
 from sinklens.ablation.means import value_means
-from sinklens.ablation.passes import DocumentSums, as_batches, clean_pass, logits_of, provenance_of, require_causal
+from sinklens.ablation.passes import DocumentSums, clean_pass, logits_of, provenance_of, require_causal
 from sinklens.errors import InputError
 from sinklens.interventions import Intervention, SinkChoice, intervene
 from sinklens.interventions.positions import require_in_context
@@ -20,7 +20,7 @@ from sinklens.interventions.recipe import require_n_bootstrap, require_seed
 from sinklens.models.attention import ModelAttention
 from sinklens.models.frames import warn_once
 from sinklens.models.sinks import Sink, SinkRule, sink_rule
-from sinklens.models.tokens import TokenBatch, TokenBatches
+from sinklens.models.tokens import TokenBatch, TokenBatches, as_batches
 from sinklens.results.ablation import AblationCell, AblationResult
 from sinklens.results.files import check_savable
 
@@ -83,7 +83,7 @@ def ablate_sinks(
     edits, seed, n_bootstrap = listed(edits), require_seed(seed), require_n_bootstrap(n_bootstrap)
     cells = make_cells(named_groups(model, groups), [parse_edit(edit) for edit in edits], controls)
     attention, choice = prepare(model, cells, sink, partial)
-    batches = as_batches(model, texts, {"context_length": context_length, "batch_size": batch_size, **tokenization})
+    batches = as_batches(model, texts, tokenization, {"context_length": context_length, "batch_size": batch_size})
     require_positions(choice, batches)
     if any(cell.edit == "mean" for cell in cells) and means is None:
         layers = sorted({layer for cell in cells for layer, _ in cell.heads})

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sinklens.ablation.cells import Groups, intervention, make_cells, named_groups
-from sinklens.ablation.passes import DocumentSums, as_batches, provenance_of
+from sinklens.ablation.passes import DocumentSums, provenance_of
 from sinklens.ablation.study import Path, Watch, prepare, require_positions, run_cells
 from sinklens.analyzers.sink_terms import at_sinks, sink_term
 from sinklens.errors import InputError
@@ -23,7 +23,7 @@ from sinklens.models.factors import cached_head_factor
 from sinklens.models.hook_names import Z
 from sinklens.models.layer import LayerAttention, at_least_float32
 from sinklens.models.sinks import Sink, SinkRule
-from sinklens.models.tokens import TokenBatch
+from sinklens.models.tokens import TokenBatch, as_batches
 from sinklens.results.ablation import AblationCell, SweepResult
 
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
@@ -85,7 +85,7 @@ def sweep_sinks(
     chosen = (MASSES if kind == "mass" else SCALES) if values is None else values
     cells = make_cells(named_groups(model, groups), [(kind, float(value)) for value in chosen], controls)
     attention, choice = prepare(model, cells, sink, partial)
-    batches = as_batches(model, texts, {"context_length": context_length, "batch_size": batch_size, **tokenization})
+    batches = as_batches(model, texts, tokenization, {"context_length": context_length, "batch_size": batch_size})
     require_positions(choice, batches)
     hooks = [intervention(model, cell, choice, {}, seed) for cell in cells]
     norms = _Norms(model, cells, choice)

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from sinklens.analyzers.maps import layer_maps
+from sinklens.analyzers.maps import head_vectors
 from sinklens.analyzers.means import MeansAnalyzer
 from sinklens.metrics.contributions import contribution_factors, inner_products
 from sinklens.metrics.drivers import FACTORS, GROUPS, contribution_drivers, key_groups
@@ -33,7 +33,7 @@ class DriversAnalyzer(MeansAnalyzer):
     def update(self, attention: LayerAttention) -> None:
         """Add one layer of one batch, a document and a head at a time."""
         groups = key_groups(attention.sink, attention.visible, attention.queries, self.tail)
-        maps = layer_maps(attention)
+        maps = head_vectors(attention)
         products = inner_products(maps["direction"], maps["value"])
         _, ratio, cosine = contribution_factors(attention.pattern, products, maps["value_norm"], maps["output_norm"])
         for row in range(len(attention.tokens)):

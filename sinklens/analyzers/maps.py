@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sinklens.analyzers.base import Analyzer, Setup
-from sinklens.analyzers.run import describe, run
+from sinklens.analyzers.run import run
 from sinklens.errors import InputError
 from sinklens.metrics.contributions import gated_value_norms, inter_directions
 from sinklens.metrics.head_space import to_head_space
@@ -130,17 +130,28 @@ def layer_maps(attention: LayerAttention) -> dict[str, Tensor]:
         gate; ``output_norm`` ``[batch, head, query]``; ``layer_norm`` ``[batch, query]``; ``visible`` ``[batch, query, key]``.
     """
     along_layer, layer_squared = inter_directions(attention.output, attention.W_O)
-    gate = 1.0 if attention.gate is None else attention.gate
     return {
         "attention": attention.pattern,
-        "value": attention.head_value,
-        "direction": to_head_space(attention.head_output, attention.weights.factor.mT) * gate,
-        "layer_direction": along_layer * gate,
-        "value_norm": _value_norms(attention),
-        "output_norm": attention.head_output.norm(dim=-1).transpose(1, 2),
+        "layer_direction": gated(along_layer, attention),
+        **head_vectors(attention),
         "layer_norm": layer_squared.sqrt()[:, 0],
         "visible": attention.visible,
     }
+
+
+def head_vectors(attention: LayerAttention) -> dict[str, Tensor]:
+    """The part of :func:`layer_maps` that contributions within a head follow from."""
+    return {
+        "value": attention.head_value,
+        "direction": gated(to_head_space(attention.head_output, attention.weights.factor.mT), attention),
+        "value_norm": _value_norms(attention),
+        "output_norm": attention.head_output.norm(dim=-1).transpose(1, 2),
+    }
+
+
+def gated(directions: Tensor, attention: LayerAttention) -> Tensor:
+    """Directions ``[batch, query, head, d_head]`` times the gate, if there is one."""
+    return directions if attention.gate is None else directions * attention.gate
 
 
 def _value_norms(attention: LayerAttention) -> Tensor:
@@ -210,8 +221,13 @@ def _maps_of_image(
     analyzer.start(Setup(attention.layers, model.cfg.n_heads, attention.name))
     reader.read_image(pixels, analyzer.update)
     length = analyzer.tensors["attention"].shape[-1]
-    provenance = describe(attention, reader.sink, context_length=length, n_documents=1, n_sequences=1, n_tokens=length)
+    provenance = _of_one(attention, reader.sink, length)
     return dataclasses.replace(analyzer.result(provenance), token_ids=())
+
+
+def _of_one(attention: ModelAttention, sink: SinkRule, length: int) -> Provenance:
+    """The provenance of maps of one prompt or image that was not tokenized here."""
+    return attention.provenance(sink.describe(), context_length=length, n_documents=1, n_sequences=1, n_tokens=length)
 
 
 def _require_memory(attention: ModelAttention, length: int) -> None:
@@ -247,7 +263,7 @@ def _maps_from_cache(
     with torch.no_grad():
         for index, layer in enumerate(attention.layers):
             reader.replay(index, layer, ids, cache, analyzer.update)
-    provenance = describe(attention, reader.sink, context_length=length, n_documents=1, n_sequences=1, n_tokens=length)
+    provenance = _of_one(attention, reader.sink, length)
     maps = analyzer.result(provenance)
     return maps if tokens is not None else dataclasses.replace(maps, token_ids=())
 

@@ -1,8 +1,6 @@
 """Any number of analyzers in one forward pass over any amount of text."""
 
-import inspect
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tqdm import tqdm
@@ -14,8 +12,7 @@ from sinklens.models.capture import LayerReader
 from sinklens.models.frames import warn_once
 from sinklens.models.layer import LayerAttention
 from sinklens.models.sinks import Sink, SinkRule, sink_rule
-from sinklens.models.tokens import TokenBatches, tokenize
-from sinklens.results.provenance import Provenance
+from sinklens.models.tokens import as_batches
 
 
 def run(
@@ -54,7 +51,7 @@ def run(
     _check_analyzers(analyzers)
     attention = ModelAttention(model, layers)
     attention.require_no_dropout()
-    batches = _batches(model, texts, tokenization)
+    batches = as_batches(model, texts, tokenization)
     hooks = [hook for analyzer in analyzers for hook in analyzer.hooks]
     reader = LayerReader(attention, sink_rule(sink), hooks, frame=frame)
     warn_once(attention.name, attention.frame)
@@ -71,7 +68,7 @@ def run(
         for batch in batches:
             bar.total = None if batches.total is None else batches.total * len(attention.layers)
             reader.read(batch.tokens, batch.mask, lambda view: (receive(view), bar.update()))
-    provenance = replace(describe(attention, reader.sink, **_counts(batches)), frame=reader.frame_name)
+    provenance = attention.provenance(reader.sink.describe(), frame=reader.frame_name, **batches.counts)
     return [analyzer.result(provenance) for analyzer in analyzers]
 
 
@@ -86,31 +83,3 @@ def _check_analyzers(analyzers: Sequence[Analyzer]) -> None:
     for analyzer in analyzers:
         if isinstance(analyzer.hooks, str):
             raise InputError(f"hooks of {type(analyzer).__name__} is a string; expected a tuple of hook templates")
-
-
-def _batches(model: Any, texts: Any, tokenization: dict[str, Any]) -> TokenBatches:
-    known = inspect.signature(tokenize).parameters
-    unknown = [name for name in tokenization if name not in known]
-    if unknown:
-        raise InputError(f"unknown argument {unknown[0]!r}; beside its own there are {', '.join(list(known)[2:])}")
-    if not isinstance(texts, TokenBatches):
-        return tokenize(model, texts, **tokenization)
-    if tokenization:
-        raise InputError(
-            f"the texts are batches already; pass {', '.join(sorted(tokenization))} to sinklens.tokenize instead"
-        )
-    return texts
-
-
-def describe(attention: ModelAttention, sink: SinkRule, **counts: Any) -> Provenance:
-    """The provenance of a run: the model, how sinks were chosen, and what was counted."""
-    return Provenance(
-        model_name=attention.name,
-        weights=attention.checksum, backend=attention.backend, frame=attention.frame, dtype=attention.dtype,
-        sink=sink.describe(), hooks=attention.n_hooks, **counts,
-    )  # fmt: skip
-
-
-def _counts(batches: TokenBatches) -> dict[str, Any]:
-    names = ("context_length", "n_documents", "n_sequences", "n_tokens", "n_cut", "n_skipped", "prepended_bos")
-    return {name: getattr(batches, name) for name in names}

@@ -16,10 +16,9 @@ from sinklens.interventions.targets import LayerTarget
 from sinklens.metrics.head_space import expand_kv_heads
 from sinklens.metrics.sinks import attention_on
 from sinklens.metrics.values import sink_mask
+from sinklens.models.capture import Hook
 from sinklens.models.hook_names import GATE, PATTERN, VALUE, Z
 from sinklens.models.layer import at_least_float32
-
-Hook = tuple[str, Callable[..., Any]]
 
 
 class Intervention(list[Hook]):
@@ -109,14 +108,29 @@ class Observer:
 
     def __call__(self, tensor: Tensor, hook: Any) -> None:
         """Remember; a pattern must be of a whole sequence."""
-        # A single query may also be a step of generation: TransformerBridge 4.3 then gives a pattern of one key.
-        if self.name == PATTERN and (tensor.shape[-1] != tensor.shape[-2] or tensor.shape[-2] == 1):
-            raise InputError(
-                f"the model runs {tensor.shape[-2]} queries on {tensor.shape[-1]} keys; interventions need whole sequences of "
-                "at least two tokens, not steps from a cache of keys and values (generate with use_past_kv_cache=False)"
-            )
+        if self.name == PATTERN:
+            require_whole_sequences(tensor, "interventions")
         if self.memory is not None:
             self.memory.tensors[self.name] = tensor
+
+
+def require_whole_sequences(pattern: Tensor, what: str) -> None:
+    """Refuse a step of generation, whose queries are not those of all keys.
+
+    Args:
+        pattern: ``[..., query, key]``.
+        what: needs whole sequences.
+
+    Raises:
+        InputError: it is such a step.
+    """
+    n_queries, n_keys = pattern.shape[-2:]
+    # A single query may also be a step of generation: TransformerBridge 4.3 then gives a pattern of one key.
+    if n_queries != n_keys or n_queries == 1:
+        raise InputError(
+            f"the model runs {n_queries} queries on {n_keys} keys; {what} need whole sequences of at least two tokens, not "
+            "steps from a cache of keys and values (generate with use_past_kv_cache=False)"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,6 +297,19 @@ def change_of_pattern(edit: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Ten
     return head_output
 
 
+_FAR = 1_000_003  # between the seeds of two seeds, more than any model has layers
+
+
+def _fitting(seed: int) -> int:
+    """A seed that stays within 64 bits when it is multiplied; below nine million million it is the seed itself.
+
+    Example:
+        >>> _fitting(7), _FAR * _fitting(2**63 - 1) < 2**63
+        (7, True)
+    """
+    return seed % ((2**63 - 1) // _FAR - 1)
+
+
 def random_direction(target: LayerTarget, heads: Sequence[int], grouped: bool, seed: int) -> Callable[[Tensor], Tensor]:
     """Turns a change into one of the same length after ``W_O`` in a random direction, fixed per layer and head.
 
@@ -297,7 +324,7 @@ def random_direction(target: LayerTarget, heads: Sequence[int], grouped: bool, s
     def turned(change: Tensor) -> Tensor:
         factor = target.head_factor(change.device).to(change.dtype)
         readers = factor.unflatten(0, (-1, target.group_size if grouped else 1))[chosen]
-        generator = torch.Generator().manual_seed(1_000_003 * seed + target.layer)
+        generator = torch.Generator().manual_seed(_FAR * _fitting(seed) + target.layer)
         drawn = torch.randn(target.n_heads, factor.shape[1], generator=generator)[chosen]
         return in_direction(change, drawn.to(change), readers)
 

@@ -20,7 +20,7 @@ from sinklens.interventions.hooks import (
     sink_keys,
 )
 from sinklens.interventions.positions import SinkChoice, sink_choice
-from sinklens.interventions.recipe import Number, Recipe, direction_seed, heads_of, require_fraction
+from sinklens.interventions.recipe import Number, Recipe, heads_of, require_fraction
 from sinklens.interventions.targets import Heads, Layers, LayerTarget, choose, described, require_editable
 from sinklens.models.hook_names import PATTERN, Z
 from sinklens.models.sinks import Sink, SinkRule
@@ -314,6 +314,6 @@ def edit_pattern(
 
 def _turned(target: LayerTarget, edit: Callable[[Tensor, Tensor], Tensor], seed: int) -> list[Hook]:
     memory = Memory()
-    turn = random_direction(target, target.heads, False, direction_seed(seed))
+    turn = random_direction(target, target.heads, False, seed)
     output = HeadOutputEdit(target, memory, change_of_pattern(edit), turn)
     return [*observers(target, memory), (target.hook(Z), output)]

@@ -9,7 +9,8 @@ from typing import Any, SupportsFloat
 from sinklens.errors import InputError
 from sinklens.interventions.hooks import Intervention
 from sinklens.interventions.positions import SinkChoice
-from sinklens.interventions.targets import LayerTarget, whole_number
+from sinklens.interventions.targets import LayerTarget
+from sinklens.results.labels import whole_number
 
 # A number as Python or numpy has it.
 Number = SupportsFloat
@@ -115,13 +116,3 @@ def _require_between(number: Any, name: str, low: int, high: int) -> int:
     if found is None or not low <= found <= high:
         raise InputError(f"{name} is {number!r}; expected a whole number from {low} to {high}")
     return found
-
-
-def direction_seed(seed: int) -> int:
-    """The seed as random directions take it: they multiply it by a little over a million, which must fit into 64 bits.
-
-    Example:
-        >>> direction_seed(7), direction_seed(MAX_SEED) * 1_000_003 < MAX_SEED
-        (7, True)
-    """
-    return seed % (MAX_SEED // 1_000_003 - 1)

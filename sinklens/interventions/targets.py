@@ -1,6 +1,5 @@
 """Which heads an intervention moves, and whether the model lets it."""
 
-import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from sinklens.models.capture import hooked
 from sinklens.models.environment import one_line
 from sinklens.models.factors import cached_head_factor
 from sinklens.models.hook_names import PATTERN, Z
-from sinklens.results.labels import check_head, describe_numbers
+from sinklens.results.labels import check_head, describe_numbers, whole_number
 
 Heads = Iterable[Iterable[SupportsIndex]] | None
 Layers = Iterable[SupportsIndex] | None
@@ -101,7 +100,7 @@ def choose(model: Any, heads: Heads, layers: Layers) -> list[LayerTarget]:
         )
     n_heads = getattr(getattr(model, "cfg", None), "n_heads", 0)
     if heads is None:
-        attention = ModelAttention(model, _plain(layers))
+        attention = ModelAttention(model, layers)
         return [LayerTarget(attention, layer, tuple(range(n_heads))) for layer in attention.layers]
     pairs = head_pairs(heads)
     attention = ModelAttention(model, [layer for layer, _ in pairs])
@@ -129,33 +128,11 @@ def head_pairs(heads: Iterable[Any]) -> list[tuple[int, int]]:
     return pairs
 
 
-def _plain(layers: Any) -> Any:
-    """Layer numbers of numpy as plain ones; what is none is left for the message to show."""
-    if not isinstance(layers, Iterable) or isinstance(layers, str):
-        return layers
-    return [layer if whole_number(layer) is None else whole_number(layer) for layer in layers]
-
-
 def _pair(pair: Any) -> tuple[int, int]:
     numbers = [whole_number(number) for number in pair] if isinstance(pair, Iterable) else []
     if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
         raise InputError(f"heads holds {pair!r}; expected (layer, head) pairs such as (12, 3)")
     return numbers[0], numbers[1]
-
-
-def whole_number(number: Any) -> int | None:
-    """A whole number of Python, numpy or torch as a plain one; None for anything else, such as True.
-
-    Example:
-        >>> whole_number(3), whole_number(3.0), whole_number(True)
-        (3, None, None)
-    """
-    if isinstance(number, bool):
-        return None
-    try:
-        return operator.index(number)
-    except (TypeError, ValueError):
-        return None
 
 
 def described(heads: Mapping[int, Sequence[int]], n_heads: int) -> str:

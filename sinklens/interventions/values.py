@@ -21,7 +21,7 @@ from sinklens.interventions.hooks import (
     random_direction,
 )
 from sinklens.interventions.positions import SinkChoice, sink_choice
-from sinklens.interventions.recipe import Number, Recipe, direction_seed, heads_of, require_finite
+from sinklens.interventions.recipe import Number, Recipe, heads_of, require_finite
 from sinklens.interventions.targets import (
     Heads,
     Layers,
@@ -199,7 +199,7 @@ def _at_values(
 ) -> list[Hook]:
     kv_heads = list(target.kv_heads)
     plain = partial(change, offset=None if mean is None else mean[kv_heads])
-    turned = plain if seed is None else _then(plain, random_direction(target, kv_heads, True, direction_seed(seed)))
+    turned = plain if seed is None else _then(plain, random_direction(target, kv_heads, True, seed))
     edit = ValueEdit(target, choice, turned, identity)
     return [(target.hook(VALUE), edit), (target.hook(PATTERN), Observer(None, PATTERN))]
 
@@ -209,9 +209,7 @@ def _at_outputs(
 ) -> list[Hook]:
     offset = None if mean is None else mean[[head // target.group_size for head in target.heads]]
     plain = partial(change, offset=offset)
-    turned = (
-        plain if seed is None else _then(plain, random_direction(target, target.heads, False, direction_seed(seed)))
-    )
+    turned = plain if seed is None else _then(plain, random_direction(target, target.heads, False, seed))
     memory = Memory()
     edit = HeadOutputEdit(target, memory, change_of_sink_values(target, choice, turned), identity=identity)
     return [*observers(target, memory), (target.hook(Z), edit)]

@@ -10,16 +10,17 @@ from sinklens.errors import InputError
 from sinklens.interventions import intervene
 from sinklens.masking.likelihoods import (
     EditedPasses,
-    Hook,
     Likelihood,
     Scored,
     described_hooks,
     edited_passes,
     padded,
+    require_batch_size,
     require_in_vocabulary,
     require_rows,
 )
 from sinklens.models.attention import ModelAttention
+from sinklens.models.capture import Hook
 from sinklens.models.encoding import text_encoder, usable_bos
 
 if TYPE_CHECKING:
@@ -99,8 +100,7 @@ class HarnessModel(_Base):
 
     def __init__(self, model: Any, hooks: Sequence[Hook], batch_size: int, prepend_bos: bool | None, progress: bool):
         super().__init__()
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise InputError(f"batch_size is {batch_size!r}; expected a whole number of at least 1")
+        require_batch_size(batch_size)
         self._attention = ModelAttention(model)
         require_causal(self._attention)
         self._attention.require_no_dropout()

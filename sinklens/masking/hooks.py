@@ -9,18 +9,17 @@ from torch import Tensor
 from sinklens.axes import Pattern
 from sinklens.errors import HookNotFiredError, InputError, UnsupportedAttentionError
 from sinklens.interventions.edited import EditedHeads, edited_heads, keep_edited
+from sinklens.interventions.hooks import require_whole_sequences
 from sinklens.masking.rule import MaskingRule, check_fractions, check_metrics, check_modes, masking_rule
 from sinklens.masking.scores import Metric
 from sinklens.metrics.ranking import Mode, Ranks, Terms
 from sinklens.models.attention import ModelAttention
-from sinklens.models.capture import LayerReader
+from sinklens.models.capture import Hook, LayerReader
 from sinklens.models.hook_names import GATE, PATTERN, VALUE, Z
 from sinklens.models.layer import LayerAttention, LayerWeights, at_least_float32
 from sinklens.models.running import running_sequences
 from sinklens.models.sinks import Sink, SinkRule, sink_rule
 from sinklens.models.verify import layout_failure
-
-Hook = tuple[str, Callable[..., Any]]
 
 
 class RankMasking(list[Hook]):
@@ -190,23 +189,13 @@ class LayerHooks:
         found = edited_heads(seen[VALUE])
         value = self.reader.attention.heads_apart(VALUE, self.layer, seen[VALUE]) if found is None else found.value
         pattern = seen[PATTERN] if found is None else found.pattern
-        pattern, value, z = (at_least_float32(tensor.detach()) for tensor in (pattern, value, z))
         weights = self.weights(self.layer, pattern.device)
         self.reader.require(self.layer, layout_failure(pattern, value, z, weights.W_O))
-        # A single query may also be a step of generation: TransformerBridge 4.3 then gives a pattern of one key.
-        if pattern.shape[-1] != pattern.shape[-2] or pattern.shape[-2] == 1:
-            raise InputError(
-                f"the model runs {pattern.shape[-2]} queries on {pattern.shape[-1]} keys; masking needs whole sequences of at "
-                "least two tokens, not steps from a cache of keys and values (generate with use_past_kv_cache=False)"
-            )
+        require_whole_sequences(pattern, "maskings")
         tokens, mask = self._tokens(len(pattern), pattern.shape[-1])
-        gate = torch.sigmoid(at_least_float32(seen[GATE])).view_as(z) if GATE in seen else None
-        device = pattern.device
-        return LayerAttention(
-            layer=self.layer, index=self.index, pattern=pattern, value=value.to(device), z=z.to(device),
-            gate=None if gate is None else gate.to(device), weights=weights, mask=mask.to(device),
-            tokens=tokens.to(device), sink_rule=self.reader.sink,
-        )  # fmt: skip
+        tensors = {**seen, PATTERN: pattern, VALUE: value, Z: z}
+        apart = {template: tensor.detach() for template, tensor in tensors.items()}
+        return self.reader.view(self.index, self.layer, apart, tokens, mask, weights)
 
     def _tokens(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
         given = self.given()

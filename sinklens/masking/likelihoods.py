@@ -1,9 +1,9 @@
 """Log-likelihoods of the ends of token sequences, with any hooks on the model: what tasks are scored by."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,10 +13,10 @@ from sinklens.errors import HookNotFiredError, InputError, NoEffectError
 from sinklens.interventions import Intervention, InterventionRecord, intervene
 from sinklens.masking.hooks import RankMasking
 from sinklens.models.attention import ModelAttention
+from sinklens.models.capture import Hook
 from sinklens.models.running import running
 from sinklens.models.tokens import TokenBatch
 
-Hook = tuple[str, Callable[..., Any]]
 # Interventions take a pass over a single position for a step of generation from a cache, and refuse it.
 _SHORTEST_BATCH = 2
 
@@ -108,6 +108,16 @@ def described_hooks(hooks: Sequence[Hook]) -> str:
     if isinstance(hooks, Intervention):
         return hooks.title
     return repr(hooks) if isinstance(hooks, RankMasking) else f"{len(hooks)} hooks" if hooks else "none"
+
+
+def require_batch_size(batch_size: int) -> None:
+    """Refuse what is no number of sequences.
+
+    Raises:
+        InputError: it is no whole number of at least 1.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size is {batch_size!r}; expected a whole number of at least 1")
 
 
 def padded(sequences: Sequence[Sequence[int]]) -> TokenBatch:

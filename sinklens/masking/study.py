@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from sinklens.ablation.losses import SequenceLosses, sequence_losses
-from sinklens.ablation.passes import as_batches, provenance_of, require_causal
+from sinklens.ablation.passes import provenance_of, require_causal
 from sinklens.errors import InputError
 from sinklens.interventions.recipe import require_n_bootstrap
 from sinklens.masking.hooks import LayerHooks, RankMasking
@@ -25,7 +25,7 @@ from sinklens.models.environment import available_memory
 from sinklens.models.frames import warn_once
 from sinklens.models.layer import LayerAttention
 from sinklens.models.sinks import Sink, SinkRule, sink_rule
-from sinklens.models.tokens import TokenBatch, TokenBatches
+from sinklens.models.tokens import TokenBatch, TokenBatches, as_batches
 from sinklens.results.faithfulness import FaithfulnessResult
 from sinklens.results.faithfulness_progress import Cell, FaithfulnessProgress
 from sinklens.results.provenance import Provenance
@@ -108,7 +108,7 @@ def faithfulness(
     attention = ModelAttention(model, layers)
     require_causal(attention)
     attention.require_no_dropout()
-    batches = as_batches(model, texts, {"context_length": context_length, "batch_size": batch_size, **tokenization})
+    batches = as_batches(model, texts, tokenization, {"context_length": context_length, "batch_size": batch_size})
     runner = MaskedPasses(attention, rule, sink_rule(sink), clean_scores=scores == "clean")
     # Weights are read bit by bit only where numbers of an earlier run may be taken for those of this one.
     known = {} if resume is None else {"parameters": attention.fingerprint, "hooks": attention.n_hooks}
@@ -233,10 +233,7 @@ def run_masked(attention: ModelAttention, batch: TokenBatch, hooks: Sequence[Hoo
     Raises:
         HookNotFiredError: a hook did not fire exactly once.
     """
-    # HookedTransformer makes a mask of its own for a tokenizer that pads on the left: real tokens at the start of a
-    # sequence whose id is the padding's would be hidden. Causal attention never looks at padding on the right.
-    left = getattr(getattr(attention.model, "tokenizer", None), "padding_side", "right") == "left"
-    arguments = {"attention_mask": batch.mask.long().to(attention.device)} if left else {}
+    arguments = attention.mask_arguments(batch.mask)
     with torch.no_grad(), hooked(attention.model, hooks) as forward:
         return forward(batch.tokens.to(attention.device), return_type="logits", **arguments)
 

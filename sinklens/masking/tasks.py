@@ -6,24 +6,26 @@ from itertools import takewhile
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from sinklens.ablation.passes import require_causal
 from sinklens.errors import InputError
 from sinklens.interventions.recipe import require_n_bootstrap, require_seed
 from sinklens.masking.likelihoods import (
-    Hook,
+    EditedPasses,
     Scored,
     described_hooks,
     edited_passes,
+    require_batch_size,
     require_in_vocabulary,
     require_rows,
 )
 from sinklens.masking.records import ChoiceItem, read_items
 from sinklens.models.attention import ModelAttention
+from sinklens.models.capture import Hook
 from sinklens.models.encoding import TextEncoder, text_encoder
 from sinklens.results.multiple_choice import MultipleChoiceResult
-from sinklens.results.provenance import Provenance
 
 Normalization = Literal["tokens", "bytes", "none"]
 
@@ -86,8 +88,7 @@ def multiple_choice(
     """
     if normalize not in get_args(Normalization):
         raise InputError(f"normalize is {normalize!r}; expected 'tokens', 'bytes' or 'none'")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size is {batch_size!r}; expected a whole number of at least 1")
+    require_batch_size(batch_size)
     n_bootstrap, seed = require_n_bootstrap(n_bootstrap), require_seed(seed)
     attention = ModelAttention(model)
     require_causal(attention)
@@ -97,28 +98,40 @@ def multiple_choice(
     options, n_cut = _encoded(items, encoder, model.cfg.n_ctx)
     require_in_vocabulary(attention, (token for option in options for token in option.scored.token_ids), "the task")
     require_rows(hooks, [option.scored for option in options])
-    scores = torch.full((len(items), max(len(item.scored) for item in items)), torch.nan, dtype=torch.float64)
     with (
         tqdm(total=len(options), disable=not progress, unit=" options", desc=attention.name, leave=False) as bar,
         edited_passes(attention, hooks) as passes,
     ):
-        for start in range(0, len(options), batch_size):
-            chunk = options[start : start + batch_size]
-            found = passes.likelihoods([option.scored for option in chunk])
-            for option, likelihood in zip(chunk, found, strict=True):
-                scores[option.item, option.option] = likelihood.total / _length(option, normalize)
-            bar.update(len(chunk))
-    provenance = Provenance(
-        attention.name, weights=attention.checksum, backend=attention.backend, frame=attention.frame, dtype=attention.dtype,
-        context_length=model.cfg.n_ctx, n_documents=len(items), n_sequences=len(options),
+        scores = _scores(passes, items, options, normalize, batch_size, bar)
+    provenance = attention.provenance(
+        "first", context_length=model.cfg.n_ctx, n_documents=len(items), n_sequences=len(options),
         n_tokens=sum(len(option.scored.token_ids) for option in options), n_cut=n_cut,
-        prepended_bos=bool(encoder.prefix), seed=seed, hooks=attention.n_hooks,
+        prepended_bos=bool(encoder.prefix), seed=seed,
         conventions={
             "items": _checksum(items), "form": form, "normalize": normalize,
             "hooks": described_hooks(hooks), "changed": passes.record.changed,
         },
     )  # fmt: skip
     return MultipleChoiceResult(scores, torch.tensor([item.answer for item in items]), provenance, n_bootstrap)
+
+
+def _scores(
+    passes: EditedPasses,
+    items: Sequence[ChoiceItem],
+    options: Sequence[_Option],
+    normalize: str,
+    batch_size: int,
+    bar: Any,
+) -> Tensor:
+    """The normalised log-likelihood of every option of every item ``[item, option]``, NaN where an item has fewer."""
+    scores = torch.full((len(items), max(len(item.scored) for item in items)), torch.nan, dtype=torch.float64)
+    for start in range(0, len(options), batch_size):
+        chunk = options[start : start + batch_size]
+        found = passes.likelihoods([option.scored for option in chunk])
+        for option, likelihood in zip(chunk, found, strict=True):
+            scores[option.item, option.option] = likelihood.total / _length(option, normalize)
+        bar.update(len(chunk))
+    return scores
 
 
 def _checksum(items: Sequence[ChoiceItem]) -> str:

@@ -1,17 +1,17 @@
 """A model's attention: which layers have one that sinklens can read, their weights and what each query may see."""
 
-import operator
 import os
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from sinklens.errors import InputError, UnsupportedAttentionError
 from sinklens.models.encoding import is_bidirectional
+from sinklens.models.environment import one_line
 from sinklens.models.frames import describe_frame
 from sinklens.models.hook_names import NORMED_VALUE, OUTPUTS, PATTERN, VALUE, Z, at_layer
 from sinklens.models.known_faults import fused_split_fault
@@ -19,7 +19,8 @@ from sinklens.models.latent import as_laid_out, heads_apart, output_weight, own_
 from sinklens.models.layer import at_least_float32
 from sinklens.models.packed import packed_fault
 from sinklens.models.placement import input_device, materialized
-from sinklens.results.labels import describe_numbers
+from sinklens.results.labels import describe_numbers, whole_number
+from sinklens.results.provenance import Provenance
 
 
 class ModelAttention:
@@ -32,7 +33,7 @@ class ModelAttention:
         n_hooks: hooks that were on the model already; what they do is not known here.
     """
 
-    def __init__(self, model: Any, layers: Iterable[int] | None = None):
+    def __init__(self, model: Any, layers: Iterable[SupportsIndex] | None = None):
         _check_is_model(model)
         self.model = model
         # TransformerBridge builds this dictionary anew at every access, which on a short prompt costs more than the pass.
@@ -108,6 +109,30 @@ class ModelAttention:
         """Where token ids go."""
         return input_device(self.model)
 
+    def mask_arguments(self, mask: Tensor) -> dict[str, Tensor]:
+        """What a forward pass of right-padded sequences has to be told of padding.
+
+        Causal attention never looks at padding on the right, and a mask would only make the pass slower.
+
+        Args:
+            mask: True on real tokens ``[batch, position]``.
+        """
+        # HookedTransformer makes a mask of its own for a tokenizer that pads on the left: real tokens at the start of a
+        # sequence whose id is the padding's would be hidden.
+        tokenizer = getattr(self.model, "tokenizer", None)
+        pads_left = getattr(tokenizer, "padding_side", "right") == "left"
+        if pads_left or (not self.is_causal and not bool(mask.all())):
+            return {"attention_mask": mask.long().to(self.device)}
+        return {}
+
+    def provenance(self, sink: str, **rest: Any) -> Provenance:
+        """Where a result comes from: the model, how sinks were chosen, and what else is known."""
+        known: dict[str, Any] = {
+            "model_name": self.name, "weights": self.checksum, "backend": self.backend, "frame": self.frame,
+            "dtype": self.dtype, "sink": sink, "hooks": self.n_hooks,
+        }  # fmt: skip
+        return Provenance(**(known | rest))
+
     def require_no_dropout(self) -> None:
         """Refuse a model whose outputs are random: in training mode, with dropout.
 
@@ -175,7 +200,7 @@ class ModelAttention:
                 return (module.W_O, getattr(module, "b_O", None)) if width is None else output_weight(module, width)
         except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
             raise UnsupportedAttentionError(
-                f"{self.name}, layer {layer}: W_O cannot be read: {_one_line(error)}"
+                f"{self.name}, layer {layer}: W_O cannot be read: {one_line(error)}"
             ) from error
 
     def latent_width(self, layer: int) -> int | None:
@@ -223,28 +248,25 @@ def _check_is_model(model: Any) -> None:
         )
 
 
-def _chosen(available: Sequence[int], skipped: dict[int, str], layers: Iterable[int] | None) -> tuple[int, ...]:
+def _chosen(
+    available: Sequence[int], skipped: dict[int, str], layers: Iterable[SupportsIndex] | None
+) -> tuple[int, ...]:
     if layers is None:
         return tuple(available)
     if not isinstance(layers, Iterable) or isinstance(layers, str):
         raise InputError(f"layers is {layers!r}; expected a list of layer numbers such as [0, 1], or None for all")
-    chosen = tuple(dict.fromkeys(_whole_number(layer) for layer in layers))
-    for layer in chosen:
-        if layer in skipped:
-            raise InputError(f"layer {layer}: {skipped[layer]}; the layers here are {describe_numbers(available)}")
-        if type(layer) is not int or layer not in available:
-            raise InputError(f"no layer {layer!r}; the layers here are {describe_numbers(available)}")
+    chosen: list[int] = []
+    for layer in layers:
+        number = whole_number(layer)
+        if number in skipped:
+            raise InputError(f"layer {number}: {skipped[number]}; the layers here are {describe_numbers(available)}")
+        if number is None or number not in available:
+            unknown = layer if number is None else number
+            raise InputError(f"no layer {unknown!r}; the layers here are {describe_numbers(available)}")
+        chosen.append(number)
     if not chosen:
         raise InputError(f"no layer was chosen; pass at least one of {describe_numbers(available)}, or None for all")
-    return tuple(sorted(chosen))
-
-
-def _whole_number(layer: Any) -> Any:
-    """A layer number as a plain int, also from numpy or a tensor, or as it is for the message to show."""
-    try:
-        return layer if isinstance(layer, bool) else operator.index(layer)
-    except TypeError:
-        return layer
+    return tuple(sorted(set(chosen)))
 
 
 def _original(module: Any) -> Any:
@@ -273,7 +295,3 @@ def _config_window(module: Any, layer: int) -> int | None:
         if kinds and kinds[layer] == "local"
         else getattr(config, "sliding_window", None)
     )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from sinklens.metrics.head_space import head_factor
 from sinklens.models.attention import ModelAttention
 from sinklens.models.environment import one_line
 from sinklens.models.factors import cached_head_factor
-from sinklens.models.hook_names import ADDED, GATE, PATTERN, VALUE, Z, at_layer
+from sinklens.models.hook_names import ADDED, GATE, NORMED_VALUE, PATTERN, VALUE, Z, at_layer
 from sinklens.models.layer import LayerAttention, LayerWeights, at_least_float32
 from sinklens.models.residual import require_frame, residual_gain
 from sinklens.models.sinks import SinkRule
@@ -114,18 +114,9 @@ class LayerReader:
             for index, layer in enumerate(self.attention.layers)
         ]
         hooks = [hook for layer in pending for hook in layer.hooks()]
-        arguments = {"attention_mask": mask.long().to(device)} if self._needs_mask(mask) else {}
+        arguments = self.attention.mask_arguments(mask)
         with torch.no_grad(), hooked(self.attention.model, hooks) as forward:
             forward(tokens.to(device), return_type=None, **arguments)
-
-    def _needs_mask(self, mask: Tensor) -> bool:
-        """Causal attention never looks at padding on the right, and a mask would only make the pass slower."""
-        # HookedTransformer makes a mask of its own for a tokenizer that pads on the left: real tokens at the start of a
-        # sequence whose id is the padding's would be hidden.
-        tokenizer = getattr(self.attention.model, "tokenizer", None)
-        if getattr(tokenizer, "padding_side", "right") == "left":
-            return True
-        return not self.attention.is_causal and not bool(mask.all())
 
     def replay(
         self,
@@ -171,6 +162,30 @@ class LayerReader:
         n_positions = cache[names[0]].shape[-1]
         for index, layer in enumerate(attention.layers):
             self.replay(index, layer, torch.zeros(1, n_positions, dtype=torch.long), cache, receive)
+
+    def view(
+        self, index: int, layer: int, seen: Mapping[str, Tensor], tokens: Tensor, mask: Tensor,
+        weights: LayerWeights | None = None, captured: Mapping[str, Tensor] | None = None,
+    ) -> LayerAttention:  # fmt: skip
+        """The view of a layer, in float32 at least and on the pattern's device.
+
+        Args:
+            index: the layer's row in results.
+            layer: the model's own number.
+            seen: pattern, value, z and, in a gated attention, gate by hook template; heads apart.
+            tokens: ``[batch, position]``.
+            mask: True on real tokens.
+            weights: of the layer, where they are known already.
+            captured: tensors of further hooks, as they came.
+        """
+        pattern, value, z = (at_least_float32(seen[template]) for template in (PATTERN, VALUE, Z))
+        device = pattern.device
+        gate = torch.sigmoid(at_least_float32(seen[GATE])).view_as(z).to(device) if GATE in seen else None
+        return LayerAttention(
+            layer=layer, index=index, pattern=pattern, value=value.to(device), z=z.to(device), gate=gate,
+            weights=weights or self.weights(layer, device), mask=mask.to(device), tokens=tokens.to(device),
+            sink_rule=self.sink, captured=captured or {},
+        )  # fmt: skip
 
     def weights(self, layer: int, device: torch.device) -> LayerWeights:
         """The layer's weights on a device."""
@@ -305,8 +320,9 @@ class _PendingLayer:
     def from_cache(self, cache: Any) -> dict[str, Tensor]:
         """The layer's tensors from a cache, by canonical hook name; outputs that it lacks are done without."""
         # Values behind a norm have no other name: those before it are not what attention reads.
+        normed = at_layer(NORMED_VALUE, self.layer)
         spellings = {
-            str(name): {str(name)} if "v_norm" in str(name) else {str(name), at_layer(template, self.layer)}
+            str(name): {str(name)} if name == normed else {str(name), at_layer(template, self.layer)}
             for template, name in self.names.items()
         }
         known = self.reader.attention.output_hooks(self.layer)
@@ -349,11 +365,6 @@ class _PendingLayer:
         return layout_failure(pattern, value, z, self.reader.attention.output_weights(self.layer)[0])
 
     def _view(self, taken: dict[str, Tensor]) -> LayerAttention:
-        pattern, value, z = (at_least_float32(taken[str(self.names[name])]) for name in (PATTERN, VALUE, Z))
-        device = pattern.device
-        gate = torch.sigmoid(at_least_float32(taken[str(self.names[GATE])])).view_as(z) if GATE in self.names else None
-        return LayerAttention(
-            layer=self.layer, index=self.index, pattern=pattern, value=value.to(device), z=z.to(device), gate=gate,
-            weights=self.reader.weights(self.layer, device), mask=self.mask.to(device), tokens=self.tokens.to(device),
-            sink_rule=self.reader.sink, captured={name: taken[str(self.names[name])] for name in self.reader.extra_hooks},
-        )  # fmt: skip
+        seen = {template: taken[str(name)] for template, name in self.names.items()}
+        captured = {template: seen[template] for template in self.reader.extra_hooks}
+        return self.reader.view(self.index, self.layer, seen, self.tokens, self.mask, captured=captured)

@@ -1,8 +1,10 @@
 """Texts of any size to batches of token ids with a mask, streaming."""
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -113,6 +115,33 @@ def tokenize(
     ).checked()
 
 
+def as_batches(
+    model: Any, texts: Any, tokenization: Mapping[str, Any], own: Mapping[str, Any] = MappingProxyType({})
+) -> "TokenBatches":
+    """The batches of texts, or those that were made before.
+
+    Args:
+        model: the model.
+        texts: what :func:`tokenize` takes, or its result.
+        tokenization: further arguments of :func:`tokenize` that the user gave; none may stand beside batches.
+        own: those that the caller has in its signature, and that batches therefore leave without effect.
+
+    Raises:
+        InputError: there is no such argument, or the texts are batches already.
+    """
+    known = list(inspect.signature(tokenize).parameters)[2:]
+    unknown = [name for name in tokenization if name not in known]
+    if unknown:
+        raise InputError(f"unknown argument {unknown[0]!r}; beside its own there are {', '.join(known)}")
+    if not isinstance(texts, TokenBatches):
+        return tokenize(model, texts, **own, **tokenization)
+    if tokenization:
+        raise InputError(
+            f"the texts are batches already; pass {', '.join(sorted(tokenization))} to sinklens.tokenize instead"
+        )
+    return texts
+
+
 class TokenBatches:
     """Batches of tokens that can be iterated again and again; made by :func:`tokenize`.
 
@@ -151,6 +180,12 @@ class TokenBatches:
         self.n_documents = self.n_sequences = self.n_tokens = self.n_cut = self.n_skipped = 0
         self._n_found = 0
         self._all_read = False
+
+    @property
+    def counts(self) -> dict[str, int | bool]:
+        """The counters, and how sequences were made, under their names in a :class:`~sinklens.Provenance`."""
+        names = ("context_length", "n_documents", "n_sequences", "n_tokens", "n_cut", "n_skipped", "prepended_bos")
+        return {name: getattr(self, name) for name in names}
 
     def checked(self) -> "TokenBatches":
         """Raise now what can be known without reading anything; returns self."""

@@ -13,7 +13,6 @@ from sinklens.reports.tables import (
     Table,
     ablation_table,
     control_table,
-    edit_name,
     intervals,
     norm_table,
     signed,
@@ -110,7 +109,7 @@ def _headlines(result: AblationResult, effect: str) -> list[Headline]:
     found = [
         Headline(
             signed([result.effect(effect)[row].item()])[0].replace("-", "−"),
-            f"{what}: {edit_name(cell)}, {cell.group}",
+            f"{what}: {cell.edit_name}, {cell.group}",
             f"The largest effect of an edit of the sink; 95 % interval {bounds}.",
         )
     ]
@@ -146,7 +145,7 @@ def clean_headline(loss: float, n_predicted: float) -> Headline:
 
 
 def _settings(result: AblationResult) -> Facts:
-    edits = list(dict.fromkeys(edit_name(cell) for cell in result.cells))
+    edits = list(dict.fromkeys(cell.edit_name for cell in result.cells))
     kinds = list(dict.fromkeys(cell.edit for cell in result.cells))
     groups = list(dict.fromkeys(cell.group for cell in result.cells))
     controls = [name for name in CONTROL_NAMES if any(cell.where == name for cell in result.cells)]
@@ -206,7 +205,7 @@ def _map_section(result: AblationResult, effect: str) -> list[Section]:
     charts = [
         as_chart(
             f"map-{place}",
-            f"{_TITLES[effect]}: {edit_name(result.cells[single[0]])}, {PLACES[place]}",
+            f"{_TITLES[effect]}: {result.cells[single[0]].edit_name}, {PLACES[place]}",
             reading,
             ablation_map(result, effect, place=place, limit=limit),
         )

@@ -79,7 +79,7 @@ def ablation_table(result: AblationResult, effect: str = "delta_loss", n: int | 
     at_sink, *at_controls = np.array(signed(values[effect][compared].ravel())).reshape(-1, len(rows)).tolist()
     columns = [
         [result.cells[row].group for row in rows],
-        [edit_name(result.cells[row]) for row in rows],
+        [result.cells[row].edit_name for row in rows],
         at_sink,
         intervals(bounds[rows]),
         *at_controls,
@@ -104,25 +104,15 @@ def _n_at_sink(result: AblationResult) -> int:
     return sum(cell.where == "sink" for cell in result.cells)
 
 
-def edit_name(cell: AblationCell) -> str:
-    """An edit with its number.
-
-    Example:
-        >>> edit_name(AblationCell("all", ((0, 0),), "scale", 0.5, "sink"))
-        'scale 0.5'
-    """
-    return cell.edit_name
-
-
 def control_table(result: AblationResult, effect: str = "delta_loss", n: int | None = None) -> Table | None:
     """Effect at the sink minus effect of each control, paired by document; None where there is no control."""
     table = result.against_controls(effect)
     if table.empty:
         return None
     cells = [result.cells[row] for row in strongest(result, effect, n)]
-    kept = {(cell.group, edit_name(cell)) for cell in cells}
+    kept = {(cell.group, cell.edit_name) for cell in cells}
     found: list[dict[str, Any]] = [
-        row | {"edit": edit_name(AblationCell(row["group"], (), row["edit"], row["value"], "sink"))}
+        row | {"edit": AblationCell(row["group"], (), row["edit"], row["value"], "sink").edit_name}
         for row in table.to_dict("records")
     ]
     found = [row for row in found if (row["group"], row["edit"]) in kept]

@@ -61,7 +61,12 @@ class AblationCell:
 
     @property
     def edit_name(self) -> str:
-        """The edit with its number, with as many digits as tell it from every other."""
+        """The edit with its number, with as many digits as tell it from every other.
+
+        Example:
+            >>> AblationCell("all", ((0, 0),), "scale", 0.5, "sink").edit_name
+            'scale 0.5'
+        """
         if math.isnan(self.value):
             return self.edit
         short = f"{self.value:g}"

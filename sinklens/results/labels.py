@@ -1,6 +1,8 @@
-"""Finding a layer or a head of a result by the model's own numbers."""
+"""Layers and heads by the model's own numbers."""
 
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 from sinklens.errors import InputError
 
@@ -45,3 +47,18 @@ def describe_numbers(numbers: Sequence[int]) -> str:
     if len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(str(number) for number in numbers)
+
+
+def whole_number(number: Any) -> int | None:
+    """A whole number of Python, numpy or torch as a plain one; None for anything else, such as True.
+
+    Example:
+        >>> whole_number(3), whole_number(3.0), whole_number(True)
+        (3, None, None)
+    """
+    if isinstance(number, bool):
+        return None
+    try:
+        return operator.index(number)
+    except (TypeError, ValueError):
+        return None

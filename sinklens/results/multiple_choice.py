@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sinklens.errors import InputError
-from sinklens.results.bootstrap import percentile_interval
+from sinklens.results.bootstrap import percentile_interval, resample_weights
 from sinklens.results.files import load_tensors, save_tensors
 from sinklens.results.provenance import Provenance
 
@@ -60,9 +60,8 @@ class MultipleChoiceResult:
         return (1 / (~self.scores.isnan()).sum(-1).double()).mean().item()
 
     @cached_property
-    def _resampled_items(self) -> Tensor:
-        generator = torch.Generator().manual_seed(self.provenance.seed or 0)
-        return torch.randint(0, len(self.answers), (self.n_bootstrap, len(self.answers)), generator=generator)
+    def _weights(self) -> Tensor:
+        return resample_weights(len(self.answers), self.n_bootstrap, self.provenance.seed or 0)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -70,7 +69,7 @@ class MultipleChoiceResult:
         return self._bounds(self.correct.double())
 
     def _bounds(self, per_item: Tensor) -> tuple[float, float]:
-        means = per_item[self._resampled_items].mean(-1)
+        means = self._weights @ per_item / len(per_item)
         low, high = percentile_interval(means, len(self.answers)).tolist()
         return low, high
 

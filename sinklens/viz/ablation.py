@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from sinklens.errors import InputError
 from sinklens.results.ablation import AblationResult, SweepResult
+from sinklens.viz.layout import LEGEND_ABOVE, band
 from sinklens.viz.theme import COLORWAY, NEUTRAL, Theme, palette, template
 
 LABELS: dict[str, str] = {
@@ -69,8 +70,7 @@ def ablation_effects(
         yaxis={"title": _label(effect), "zeroline": True},
         scattermode="group",
         scattergap=0.35,
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "xanchor": "left"},
-        margin={"t": 84},
+        **LEGEND_ABOVE,
     )
     return figure
 
@@ -103,8 +103,7 @@ def _rows_of_effects(result: AblationResult, effect: str, groups: list[str], the
         },
         scattermode="group",
         scattergap=0.4,
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "xanchor": "left"},
-        margin={"t": 84},
+        **LEGEND_ABOVE,
     )
     return figure
 
@@ -206,12 +205,7 @@ def ablation_map(
     rows = [r for r in single if result.cells[r].key[1:] == result.cells[single[0]].key[1:]]
     if not rows:
         raise InputError(f"no single head was ablated at place {place!r}; run ablate_sinks with groups='heads'")
-    layers = sorted({result.cells[row].heads[0][0] for row in rows})
-    values = np.full((len(layers), 1 + max(result.cells[row].heads[0][1] for row in rows)), np.nan)
-    effects = result.effect(effect)
-    for row in rows:
-        [(layer, head)] = result.cells[row].heads
-        values[layers.index(layer), head] = effects[row].item()
+    layers, values = _by_head(result, rows, effect)
     end = max(float(np.nanmax(np.abs(values))) if limit is None else abs(limit), 1e-12)
     trace = go.Heatmap(
         z=values,
@@ -252,6 +246,17 @@ def ablation_map(
     return figure
 
 
+def _by_head(result: AblationResult, rows: Sequence[int], effect: str) -> tuple[list[int], np.ndarray]:
+    """The layers of cells of single heads, and their effects ``[layer, head]``; NaN where a head was not measured."""
+    layers = sorted({result.cells[row].heads[0][0] for row in rows})
+    values = np.full((len(layers), 1 + max(result.cells[row].heads[0][1] for row in rows)), np.nan)
+    effects = result.effect(effect)
+    for row in rows:
+        [(layer, head)] = result.cells[row].heads
+        values[layers.index(layer), head] = effects[row].item()
+    return layers, values
+
+
 def sweep_effects(
     result: SweepResult, effect: str = "delta_loss", *, n: int | None = None, theme: Theme = "light"
 ) -> go.Figure:
@@ -276,7 +281,7 @@ def sweep_effects(
             # A control is grey beside its one group; beside several, a broken line in the group's own colour.
             shown = colour if place == "sink" or len(groups) > 1 else NEUTRAL
             if rows:
-                figure.add_traces(_band_and_line(result, rows, effect, shown, band=place == "sink" or len(groups) == 1))
+                figure.add_traces(_band_and_line(result, rows, effect, shown, place == "sink" or len(groups) == 1))
     figure.update_layout(
         template=template(theme),
         title="What the sink's strength does to the model",
@@ -284,31 +289,18 @@ def sweep_effects(
         hovermode="x unified",
         xaxis={"title": _VALUE_LABELS[result.cells[0].edit], "zeroline": False},
         yaxis={"title": _label(effect), "zeroline": True},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "xanchor": "left"},
-        margin={"t": 84},
+        **LEGEND_ABOVE,
     )
     return figure
 
 
-def _band_and_line(result: SweepResult, rows: list[int], effect: str, colour: str, band: bool) -> list[go.Scatter]:
+def _band_and_line(result: SweepResult, rows: list[int], effect: str, colour: str, with_band: bool) -> list[go.Scatter]:
     rows = sorted(rows, key=lambda row: result.cells[row].value)
     first = result.cells[rows[0]]
     x = np.array([result.cells[row].value for row in rows])
     y, (low, high) = result.effect(effect)[rows].numpy(), result.interval(effect)[rows].numpy().T
     name = f"{first.group}, {PLACES[first.where]}"
-    interval = go.Scatter(
-        x=np.concatenate([x, x[::-1]]),
-        y=np.concatenate([high, low[::-1]]),
-        mode="lines",
-        fill="toself",
-        fillcolor=colour,
-        opacity=0.18,
-        line={"width": 0},
-        hoverinfo="skip",
-        showlegend=False,
-        name="95 % interval",
-        legendgroup=name,
-    )
+    interval = band(x, low, high, colour, name, name="95 % interval")
     line = go.Scatter(
         x=x,
         y=y,
@@ -320,7 +312,7 @@ def _band_and_line(result: SweepResult, rows: list[int], effect: str, colour: st
         marker={"size": 6, "symbol": _SYMBOLS[first.where]},
         hovertemplate="%{y:.4g} [%{customdata[0]:.4g}, %{customdata[1]:.4g}]",
     )
-    return [interval, line] if band else [line]
+    return [interval, line] if with_band else [line]
 
 
 def sweep_norms(

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from sinklens.errors import InputError
 from sinklens.results.faithfulness import FaithfulnessEffect, FaithfulnessResult
+from sinklens.viz.layout import band
 from sinklens.viz.theme import COLORWAY, NEUTRAL, Theme, palette, template
 
 METRIC_LABELS = {
@@ -75,7 +77,7 @@ def faithfulness_curves(
             at = row, result.modes.index(name)
             low, high = bounds[at].T
             traces = [
-                _band(metric, result.fractions, low, high),
+                band(result.fractions, low, high, _COLOURS[metric], metric),
                 _line(metric, result.fractions, values[at], low, high),
             ]
             traces[1].showlegend = column == 0
@@ -113,21 +115,6 @@ def _line(metric: str, fractions: Sequence[float], values: np.ndarray, low: np.n
         line={"color": _COLOURS[metric], "width": 2, "dash": _DASHES.get(metric, "solid")},
         hovertemplate=f"{METRIC_LABELS[metric]}<br>%{{x:.3~p}} removed<br>%{{y:.3f}} "
         "[%{customdata[0]:.3f}, %{customdata[1]:.3f}]<extra></extra>",
-    )
-
-
-def _band(metric: str, fractions: Sequence[float], low: np.ndarray, high: np.ndarray) -> go.Scatter:
-    return go.Scatter(
-        x=[*fractions, *reversed(fractions)],
-        y=np.concatenate([low, high[::-1]]),
-        fill="toself",
-        mode="lines",
-        line={"width": 0},
-        fillcolor=_COLOURS[metric],
-        opacity=0.18,
-        legendgroup=metric,
-        showlegend=False,
-        hoverinfo="skip",
     )
 
 
@@ -176,34 +163,12 @@ def faithfulness_differences(
         raise InputError(
             f"fraction {fraction!r} was not measured; there are {', '.join(f'{f:g}' for f in result.fractions)}"
         )
-    table = result.differences(reference, effect, aopc=fraction is None)
-    table = table if fraction is None else table.loc[table["fraction"] == fraction]
-    table = table if metrics is None else table.loc[table["metric"].isin(list(metrics))]
-    if table.empty:
-        raise InputError(f"the result holds no metric beside {reference!r}; measure at least two")
+    table = _compared(result, reference, effect, fraction, metrics)
     modes = _modes(result, mode)
     figure = _panels(modes)
     for column, name in enumerate(modes, start=1):
         rows = table.loc[table["mode"] == name]
-        names = [METRIC_LABELS[metric] for metric in rows["metric"]]
-        difference, low, high = rows[["difference", "low", "high"]].to_numpy().T
-        bar = go.Bar(
-            x=names,
-            y=difference,
-            error_y={
-                "type": "data",
-                "symmetric": False,
-                "array": high - difference,
-                "arrayminus": difference - low,
-                "color": palette(theme).text,
-                "thickness": 1.5,
-            },
-            marker={"color": [_COLOURS[metric] for metric in rows["metric"]]},
-            customdata=np.stack([low, high], -1),
-            hovertemplate="%{x}<br>%{y:+.3f} [%{customdata[0]:+.3f}, %{customdata[1]:+.3f}]<extra></extra>",
-            showlegend=False,
-        )
-        figure.add_trace(bar, row=1, col=column)
+        figure.add_trace(_bar(rows, theme), row=1, col=column)
     what = "mean over fractions (AOPC)" if fraction is None else f"{100 * fraction:g} % removed"
     shown = list(dict.fromkeys(table["metric"]))
     figure.update_xaxes(
@@ -218,3 +183,41 @@ def faithfulness_differences(
         title=f"Difference from {METRIC_LABELS[reference]}, paired by document: {what}",
     )
     return figure
+
+
+def _compared(
+    result: FaithfulnessResult,
+    reference: str,
+    effect: FaithfulnessEffect,
+    fraction: float | None,
+    metrics: Sequence[str] | None,
+) -> pd.DataFrame:
+    """The differences that are shown."""
+    table = result.differences(reference, effect, aopc=fraction is None)
+    table = table if fraction is None else table.loc[table["fraction"] == fraction]
+    table = table if metrics is None else table.loc[table["metric"].isin(list(metrics))]
+    if table.empty:
+        raise InputError(f"the result holds no metric beside {reference!r}; measure at least two")
+    return pd.DataFrame(table)
+
+
+def _bar(rows: pd.DataFrame, theme: Theme) -> go.Bar:
+    """One mode's bars with their intervals."""
+    names = [METRIC_LABELS[metric] for metric in rows["metric"]]
+    difference, low, high = rows[["difference", "low", "high"]].to_numpy().T
+    return go.Bar(
+        x=names,
+        y=difference,
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": high - difference,
+            "arrayminus": difference - low,
+            "color": palette(theme).text,
+            "thickness": 1.5,
+        },
+        marker={"color": [_COLOURS[metric] for metric in rows["metric"]]},
+        customdata=np.stack([low, high], -1),
+        hovertemplate="%{x}<br>%{y:+.3f} [%{customdata[0]:+.3f}, %{customdata[1]:+.3f}]<extra></extra>",
+        showlegend=False,
+    )

@@ -1,11 +1,17 @@
-"""Maps side by side, each with room for its own colour bar."""
+"""What figures share: maps side by side with room for their colour bars, bands around lines, the legend above."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 COLOUR_BAR_WIDTH = 64  # pixels, with its labels
+LEGEND_ABOVE: dict[str, Any] = {
+    "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "xanchor": "left"},
+    "margin": {"t": 84},
+}
 
 
 def row_of_maps(titles: Sequence[str], map_width: float) -> tuple[go.Figure, list[float]]:
@@ -46,3 +52,34 @@ def numbered(name: str, column: int) -> str:
         ('coloraxis', 'coloraxis2')
     """
     return name if column == 0 else f"{name}{column + 1}"
+
+
+def band(x: Any, low: np.ndarray, high: np.ndarray, colour: str, group: str, **more: Any) -> go.Scatter:
+    """The area between two curves, pale, without a place in the legend of its own.
+
+    Args:
+        x: ascending.
+        low: the lower curve.
+        high: the upper curve.
+        colour: of the line that it surrounds.
+        group: of that line in the legend, with which it comes and goes.
+        more: further attributes of the trace.
+
+    Example:
+        >>> band([0, 1], np.array([1.0, 2.0]), np.array([3.0, 4.0]), "red", "a").y.tolist()
+        [1.0, 2.0, 4.0, 3.0]
+    """
+    ahead = np.asarray(x)
+    return go.Scatter(
+        x=np.concatenate([ahead, ahead[::-1]]),
+        y=np.concatenate([low, high[::-1]]),
+        fill="toself",
+        fillcolor=colour,
+        opacity=0.18,
+        mode="lines",
+        line={"width": 0},
+        hoverinfo="skip",
+        showlegend=False,
+        legendgroup=group,
+        **more,
+    )

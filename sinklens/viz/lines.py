@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from sinklens.errors import InputError
 from sinklens.results import DriftProfile, HeadProfile
 from sinklens.results.ablation import AblatedDrift
+from sinklens.viz.layout import LEGEND_ABOVE, band
 from sinklens.viz.quantities import describe, head_values
 from sinklens.viz.theme import COLORWAY, Theme, template
 
@@ -86,8 +87,7 @@ def _by_layer(layers: Sequence[int], lines: Sequence[tuple[str, np.ndarray]], ti
         hovermode="x unified",
         height=360,
         xaxis={"title": "Layer", "tickformat": "d", "showgrid": False, "zeroline": False, "range": ends},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "xanchor": "left"},
-        margin={"t": 84},
+        **LEGEND_ABOVE,
     )
     return figure
 
@@ -98,20 +98,8 @@ def _line_with_band(layers: Sequence[int], label: str, values: np.ndarray, colou
     if has_value.any():
         mean[has_value] = np.nanmean(values[has_value], 1)
         low[has_value], high[has_value] = np.nanquantile(values[has_value], _BAND, axis=1)
-    inside = np.array(layers)[has_value]
-    band = go.Scatter(
-        x=np.concatenate([inside, inside[::-1]]),
-        y=np.concatenate([high[has_value], low[has_value][::-1]]).astype(np.float32),
-        fill="toself",
-        fillcolor=colour,
-        opacity=0.18,
-        mode="lines",
-        line={"width": 0},
-        hoverinfo="skip",
-        showlegend=False,
-        name="middle 80 % of heads",
-        legendgroup=label,
-    )
+    low, high = low[has_value].astype(np.float32), high[has_value].astype(np.float32)
+    around = band(np.array(layers)[has_value], low, high, colour, label, name="middle 80 % of heads")
     line = go.Scatter(
         x=np.array(layers),
         y=mean.astype(np.float32),
@@ -122,4 +110,4 @@ def _line_with_band(layers: Sequence[int], label: str, values: np.ndarray, colou
         marker={"size": 5},
         hovertemplate="%{y:.4g}",
     )
-    return [band, line]
+    return [around, line]
