@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sinklens.models.layer import LayerAttention
+from sinklens.models.tokens import TokenBatch
 from sinklens.results.provenance import Provenance
 
 
@@ -27,8 +28,9 @@ class Analyzer(ABC):
     """Something that is measured layer by layer in a forward pass. Write ``start``, ``update`` and ``result``.
 
     ``update`` gets each layer's :class:`~sinklens.models.layer.LayerAttention` during the pass, one at a time; it must
-    not keep it, or memory grows with the number of layers. ``hooks`` names further hooks, as templates such as
-    ``"blocks.{layer}.hook_resid_pre"``; their tensors come in ``attention.captured``.
+    not keep it, or memory grows with the number of layers. ``begin`` may look at each batch before its pass. ``hooks``
+    names further hooks, as templates such as ``"blocks.{layer}.hook_resid_pre"``; their tensors come in
+    ``attention.captured``.
 
     Example:
         >>> class HeadMass(Analyzer):
@@ -48,6 +50,9 @@ class Analyzer(ABC):
     @abstractmethod
     def start(self, setup: Setup) -> None:
         """Prepare for a run; called once, before the first batch."""
+
+    def begin(self, batch: TokenBatch) -> None:  # noqa: B027 -- most analyzers have nothing to do here
+        """Called before each batch's first layer: which document a row belongs to is known here."""
 
     @abstractmethod
     def update(self, attention: LayerAttention) -> None:

@@ -67,6 +67,8 @@ def run(
     with tqdm(disable=not progress, unit=" layers", desc=attention.name, leave=False) as bar:
         for batch in batches:
             bar.total = None if batches.total is None else batches.total * len(attention.layers)
+            for analyzer in analyzers:
+                analyzer.begin(batch)
             reader.read(batch.tokens, batch.mask, lambda view: (receive(view), bar.update()))
     provenance = attention.provenance(reader.sink.describe(), frame=reader.frame_name, **batches.counts)
     return [analyzer.result(provenance) for analyzer in analyzers]
