@@ -1,4 +1,4 @@
-"""The page: tables of findings, how verdicts are reached, the command."""
+"""The part of the page on the first paper: tables of findings, how each figure is made, the command."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -7,15 +7,11 @@ from typing import Any
 from benchmarks.findings.claims import SINK_HEAD, Finding
 from benchmarks.findings.measure import FRACTIONS
 
-PAGE = """# Findings
+PART = """## What sinks do, and which metric finds what matters
 
 What *Contribution Weights* (arXiv 2606.07604) says of sinks and of importance metrics, and *Sink vs. diagonal patterns*
 (arXiv 2605.08453) of the sink's part in a head's output, measured on {model} with {documents} documents each of
 {corpora}, {length} tokens a document with BOS.
-Intervals are 95 % percentile bootstraps over documents (over heads where the line says so). A verdict is read off the
-interval and nothing else: *holds* where all of it lies on the side that the claim names, *does not hold* where all of it
-lies on the other side, *undecided* where it contains the boundary; a claim of "no less" or "no more" also holds then. One
-small model says little about others: run it on yours.
 
 ```
 {command}
@@ -23,7 +19,7 @@ small model says little about others: run it on yours.
 
 {sections}
 
-## How each figure is made
+### How each figure is made
 
 - Δ loss: mean next-token cross-entropy in nats with the edit minus without it, every head of every layer at once
   (`sinklens.ablate_sinks`); the loss of the unedited model is {losses}.
@@ -42,7 +38,7 @@ small model says little about others: run it on yours.
   that hurts.
 """
 
-SECTION = """## {name}
+SECTION = """### {name}
 
 | Claim | Measured | Figure | 95 % interval | Verdict |
 | --- | --- | --- | --- | --- |
@@ -57,13 +53,13 @@ AOPC in nats:
 
 
 def page(lines: Mapping[str, Sequence[Finding]], measured: Mapping[str, Any], arguments: argparse.Namespace) -> str:
-    """The whole page as Markdown."""
+    """The part as Markdown."""
     losses = ", ".join(f"{one['ablation'].mean_loss:.3f} ({name})" for name, one in measured.items())
     command = (
-        "python -m benchmarks.findings --gsm8k test.jsonl --wikitext test.txt "
+        "python -m benchmarks.findings contributions --gsm8k test.jsonl --wikitext test.txt "
         f"--model {arguments.model} --documents {arguments.documents} --length {arguments.length}"
     )
-    return PAGE.format(
+    return PART.format(
         model=_model_name(measured), documents=arguments.documents, corpora=" and ".join(lines), length=arguments.length,
         command=command, losses=losses, sink_head=SINK_HEAD, fractions=", ".join(f"{part:.0%}" for part in FRACTIONS),
         sections="\n".join(_section(name, lines[name], measured[name]) for name in lines),

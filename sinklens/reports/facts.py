@@ -1,14 +1,14 @@
 """What a report says in words and numbers: what was measured, on what, the headline figures, and warnings."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sinklens.metrics.patterns import KINDS
 from sinklens.results import AttentionMaps, HeadProfile, Provenance
 from sinklens.viz.theme import KIND_COLOURS
 
-Facts = list[tuple[str, str]]
+Facts = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)

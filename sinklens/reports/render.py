@@ -9,7 +9,9 @@ from sinklens.metrics.patterns import KINDS
 from sinklens.reports import facts
 from sinklens.reports.charts import Chart, curve_chart, layer_chart, map_charts, page_style
 from sinklens.reports.encoding import EncodedMaps, encode_heads, encode_maps
+from sinklens.reports.facts import Facts
 from sinklens.reports.page import render_page
+from sinklens.reports.study import Section
 from sinklens.results import QUANTITIES, AttentionMaps, HeadProfile
 from sinklens.results.files import write_whole
 from sinklens.results.labels import describe_numbers
@@ -27,6 +29,8 @@ def render_report(
     title: str | None = None,
     text_name: str = "",
     warnings: Sequence[str] = (),
+    sections: Sequence[Section] = (),
+    definitions: Facts = (),
 ) -> str:
     """A report as one HTML page that needs no network: what was measured, maps, scatter, curves, head picker.
 
@@ -36,6 +40,8 @@ def render_report(
         title: heading of the page; by default the model's name.
         text_name: what the text is called.
         warnings: shown at the top, with those that follow from the results, such as a folded frame.
+        sections: further parts of the page.
+        definitions: of the terms in them.
 
     Returns:
         HTML. At most 12 MB for 30 layers x 9 heads and a prompt of 60 tokens; larger models have maps of
@@ -48,14 +54,17 @@ def render_report(
     """
     encoded = None if maps is None else encode_maps(maps, profile)
     charts = [*map_charts(profile), layer_chart(profile), curve_chart(profile)]
+    more = [chart for section in sections for chart in section.charts]
     return render_page(
         "report.html.j2",
         _SCRIPTS,
-        _data(profile, encoded, charts),
+        _data(profile, encoded, [*charts, *more]),
         title=title or f"Attention sinks of {profile.provenance.model_name}",
         **_words(profile, maps, text_name, warnings),
         **_chart_context(charts, wide=profile.n_heads > _MOST_NARROW_HEADS),
         picker=_picker_context(maps, encoded),
+        sections=sections,
+        section_definitions=definitions,
     )
 
 
