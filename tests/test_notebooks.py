@@ -15,9 +15,34 @@ from tests.families import bridge
 sinklens.models.loading.load_model = lambda name, **options: bridge({family!r})
 """
 # Unequal numbers of layers and heads, except where heads that share a value are the subject.
-FAMILIES = {"first_look": "llama_3x5", "ablation": "llama", "faithfulness": "llama_3x5"}
+FAMILIES = {
+    "first_look": "llama_3x5",
+    "ablation": "llama",
+    "faithfulness": "llama_3x5",
+    "oversmoothing": "llama_3x5",
+    "representability": "llama_3x5",
+    "toy": "llama_3x5",  # loads no model by name: it has its own
+}
 # Run in the kernel after the last cell: what must hold of the notebook's own numbers, on any model.
 HOLDS = {
+    "toy": """
+assert by_side.loc["sink_mass", "dormant"] > 0.5 > 0.05 > by_side.loc["sink_mass", "active"]
+assert by_side.loc["target_mass", "active"] > 0.6 and profile.sink_value_ratio.item() < 0.3
+change = losses.loc["without the sink"] - losses.loc["as it is"]
+assert change["loss_dormant"] > 1e-3 > abs(change["loss_active"]) and change["optimal_dormant"] == 0
+assert history.labels == ("bos", "learned_sink", "no_learned_sink") and history.steps == (0, 20, 40, 60, 80, 100)
+assert history.final("learned_sink_mass_dormant").argmax() == 1
+""",
+    "representability": """
+assert geometry.provenance.n_documents == len(texts) and len(cosines) == 2 * model.cfg.n_layers
+assert (geometry.mean("witness_margin") > 0).equal(geometry.mean("representable") == 1)
+assert not sink_representation(crowded, score_pattern(4)).representable
+assert sink_representation(opposed, score_pattern(4)).anti_alignment_margin > 0
+assert abs(fits["sink"].exponent - 1) < 0.02 and abs(fits["diagonal"].exponent - 1.5) < 0.02
+assert costs.refused == () and costs.least.n_documents == len(texts) and 0 < low <= sink_over_diagonal <= high < 1
+least = costs.embedding_table().query("pattern == 'sink' and norm == 'nuclear'")
+assert (least["least"] < least["spent"]).all() and set(costs.sink_against_diagonal()["n_sink"]) == {int((costs.kinds == 0).sum())}
+""",
     "first_look": """
 assert profile.provenance.n_documents == len(texts) and ((profile.sink_mass > 0) & (profile.sink_mass < 1)).all()
 assert (maps.intra.sum(-1) - 1).abs().max() < 1e-4
@@ -36,6 +61,16 @@ unscaled = scales.to_dataframe().query("value == 1")
 assert len(unscaled) and (unscaled["delta_loss"].abs() < 1e-9).all()
 cosines = drift.to_dataframe()
 assert (cosines["cone_without"] - cosines["cone_with"]).abs().max() > 1e-3
+""",
+    "oversmoothing": """
+assert (drawn["simulated"] - drawn["predicted"]).abs().max() < 0.015
+by_matrix = drawn.groupby("W")
+gains = by_matrix["criterion"].first().to_frame().assign(gain=by_matrix["simulated"].last() - by_matrix["simulated"].first())
+assert ((gains["gain"] > 0) == (gains["criterion"] > 0)).all() and gains.loc["opposes", "gain"] < 0
+assert study.n_documents == len(texts) and study.has_depth
+measured = study.mean("after_cosine")
+assert (measured[:, 0, -1] - measured[:, 1, -1]).abs().max() < 1e-6  # both paths end in the same attention
+assert error["layer"].tolist() == list(study.layers) and set(countered.index) == {"residual", "value-output"}
 """,
     "faithfulness": """
 assert abs(last["intra"].sum() - 1) < 1e-4 and abs(last["attention"].sum() - 1) < 1e-4

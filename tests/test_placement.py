@@ -124,6 +124,16 @@ def test_a_frame_is_read_off_offloaded_weights() -> None:
 
 
 @needs_4x
+@pytest.mark.parametrize("family", ["gemma2", "olmo2"])
+def test_a_norms_gain_is_found_among_offloaded_weights(family: str) -> None:
+    model = offloaded(family)
+    in_place, apart = (sl.attention_maps(each, TEXTS[0], frame="residual") for each in (bridge(family), model))
+    assert apart.provenance.frame == "raw, to the residual stream"
+    torch.testing.assert_close(apart.inter, in_place.inter, rtol=1e-5, atol=1e-6)
+    assert {weight.device.type for weight in model.blocks[0].parameters()} == {"meta"}
+
+
+@needs_4x
 def test_weights_that_are_being_used_are_not_taken_away() -> None:
     part = offloaded("qwen2").blocks[0].attn.o
     original = part.original_component

@@ -28,15 +28,15 @@ def measure(model: Any, tokens: Tensor, folder: Path) -> dict[str, Any]:
     return {
         "heads": _table(folder / "heads.csv", lambda: per_document(model, tokens, _heads)),
         "drift": _table(folder / "drift.csv", lambda: per_document(model, tokens, _drift)),
-        "ablation": _kept(
+        "ablation": kept(
             folder / "ablation.safetensors", sl.AblationResult,
             lambda: sl.ablate_sinks(model, tokens, "all", edits=("zero", "mean"), **arguments),
         ),
-        "sweep": _kept(
+        "sweep": kept(
             folder / "sweep.safetensors", sl.SweepResult,
             lambda: sl.sweep_sinks(model, tokens, "mass", "all", values=MASSES, controls=(), **arguments),
         ),
-        "layer sweep": _kept(
+        "layer sweep": kept(
             folder / "layer_sweep.safetensors", sl.SweepResult,
             lambda: sl.sweep_sinks(model, tokens, "mass", LAYERS, values=MASSES, controls=(), **arguments),
         ),
@@ -82,7 +82,9 @@ def _table(path: Path, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
     return pd.read_csv(path)
 
 
-def _kept(path: Path, kind: Any, make: Callable[[], Any]) -> Any:
+def kept(path: Path, kind: Any, make: Callable[[], Any]) -> Any:
+    """A result from its file, made and saved where there is none."""
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         make().save(path)
     return kind.load(path)

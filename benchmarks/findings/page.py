@@ -38,10 +38,11 @@ What *Contribution Weights* (arXiv 2606.07604) says of sinks and of importance m
   that hurts.
 """
 
+HEADER = """| Claim | Measured | Figure | 95 % interval | Verdict |
+| --- | --- | --- | --- | --- |"""
 SECTION = """### {name}
 
-| Claim | Measured | Figure | 95 % interval | Verdict |
-| --- | --- | --- | --- | --- |
+{header}
 {rows}
 
 AOPC in nats:
@@ -78,7 +79,7 @@ def _section(name: str, lines: Sequence[Finding], measured: Mapping[str, Any]) -
         cells = [f"{value:.3f}" for value in (*_of(signed, mode), *_of(absolute, mode))]
         rows.append(f"| {mode} | {' | '.join(cells)} |")
     return SECTION.format(
-        name=name, rows="\n".join(_row(line) for line in lines), metrics=" | ".join(columns),
+        name=name, header=HEADER, rows="\n".join(row(line) for line in lines), metrics=" | ".join(columns),
         rule=" | ".join(["---"] * len(columns)), aopc="\n".join(rows),
     )  # fmt: skip
 
@@ -87,7 +88,8 @@ def _of(table: Any, mode: str) -> list[float]:
     return table[table["mode"] == mode].aopc.tolist()
 
 
-def _row(line: Finding) -> str:
+def row(line: Finding) -> str:
+    """A line of the table."""
     # A bar inside a table's cell would end the cell.
     form = "+.3f" if line.boundary == 0 else ".3f"  # changes have a sign; shares and ratios do not
     interval = f"{line.low:{form}} to {line.high:{form}}"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sinklens import tokenize
 
@@ -34,6 +35,23 @@ def first_sequences(model: Any, documents: list[str], n_documents: int, length: 
     if len(rows) < n_documents:
         raise SystemExit(f"only {len(rows)} documents have {length} tokens; {n_documents} were asked for")
     return torch.stack(rows)
+
+
+def joined_rows(tokens: Tensor, n_positions: int, n_rows: int, longest: int) -> Tensor:
+    """Documents one after the other, BOS in front only, until a row has about ``n_positions`` tokens: ``[row, position]``.
+
+    Few tokens are linearly independent, and then nearly everything can be represented and excluded.
+
+    Args:
+        tokens: ``[document, position]`` with BOS.
+        n_positions: wanted; fewer where there are not two rows of so many.
+        n_rows: at most so many rows.
+        longest: what the model takes.
+    """
+    own = tokens.shape[1] - 1
+    per_row = max(1, min(-(-n_positions // own), len(tokens) // 2, (longest - 1) // own))
+    groups = tokens[: len(tokens) // per_row * per_row].unflatten(0, (-1, per_row))[:n_rows]
+    return torch.cat([groups[:, 0, :1], groups[:, :, 1:].flatten(1)], 1)
 
 
 CORPORA: dict[str, Callable[[Path], list[str]]] = {"GSM8K": gsm8k, "WikiText-2": wikitext}

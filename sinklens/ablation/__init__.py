@@ -2,7 +2,8 @@
 
 from sinklens.ablation.drift import drift_without_sinks
 from sinklens.ablation.means import value_means
+from sinklens.ablation.smoothing import oversmoothing
 from sinklens.ablation.study import ablate_sinks
 from sinklens.ablation.sweep import sweep_sinks
 
-__all__ = ["ablate_sinks", "drift_without_sinks", "sweep_sinks", "value_means"]
+__all__ = ["ablate_sinks", "drift_without_sinks", "oversmoothing", "sweep_sinks", "value_means"]

@@ -53,5 +53,5 @@ class DocumentsAnalyzer(Analyzer):
     def _by_document(self, rows: Tensor, documents: Tensor) -> Tensor:
         chosen = documents.unique()
         if len(chosen) == len(documents):
-            return rows
+            return rows[:, documents.argsort()]  # batches hold them by length, not as they were given
         return torch.stack([rows[:, documents == document].nanmean(1) for document in chosen], 1)

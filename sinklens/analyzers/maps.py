@@ -84,6 +84,7 @@ class MapsAnalyzer(Analyzer):
         self._done: set[int] = set()
         self.sinks: set[int] = set()
         self.tokens: Tensor | None = None
+        self.learned_sink = False
 
     def update(self, attention: LayerAttention) -> None:
         """Keep one layer of the prompt.
@@ -104,6 +105,7 @@ class MapsAnalyzer(Analyzer):
             kept[attention.index] = _widened(tensor[0], width)
         self.sinks |= set(attention.sink[attention.sink >= 0].tolist())
         self.tokens = attention.tokens[0].cpu()
+        self.learned_sink |= attention.weights.learned_sink
 
     def result(self, provenance: Provenance) -> AttentionMaps:
         """The maps of all layers."""
@@ -111,7 +113,7 @@ class MapsAnalyzer(Analyzer):
         return AttentionMaps(
             **self.tensors,
             tokens=tuple(self.labels(self.tokens)), token_ids=tuple(self.tokens.tolist()), layers=self.layers,
-            sink_positions=tuple(sorted(self.sinks)), provenance=provenance,
+            sink_positions=tuple(sorted(self.sinks)), provenance=provenance, learned_sink=self.learned_sink,
         )  # fmt: skip
 
 
@@ -189,7 +191,10 @@ def attention_maps(
         UnsupportedAttentionError: a layer does not decompose into attention times values.
     """
     if reads_images(model):
-        return _maps_of_image(model, as_image(model, text), layers, sink, frame)
+        analyzer = MapsAnalyzer(lambda row: position_labels(model, len(row)))
+        image = as_image(model, text)
+        [maps] = run(model, image, [analyzer], layers=layers, sink=sink, frame=frame, progress=False)
+        return dataclasses.replace(maps, token_ids=())
     one = [text] if isinstance(text, str) else text
     batches = tokenize(
         model,
@@ -205,24 +210,6 @@ def attention_maps(
     analyzer = MapsAnalyzer(lambda tokens: token_labels(model, tokens))
     [maps] = run(model, batches, [analyzer], layers=chosen, sink=sink, frame=frame, progress=False)
     return maps
-
-
-def _maps_of_image(
-    model: Any, pixels: Tensor, layers: Iterable[int] | None, sink: Sink | SinkRule, frame: str
-) -> AttentionMaps:
-    attention = ModelAttention(model, layers)
-    reader = LayerReader(attention, sink_rule(sink), frame=frame)
-    if reader.sink.kind == "token":
-        raise InputError(
-            f"sink {reader.sink.describe()!r} needs token ids; an image has none, choose sinks by position"
-        )
-    warn_once(attention.name, attention.frame)
-    analyzer = MapsAnalyzer(lambda row: position_labels(model, len(row)))
-    analyzer.start(Setup(attention.layers, model.cfg.n_heads, attention.name))
-    reader.read_image(pixels, analyzer.update)
-    length = analyzer.tensors["attention"].shape[-1]
-    provenance = _of_one(attention, reader.sink, length)
-    return dataclasses.replace(analyzer.result(provenance), token_ids=())
 
 
 def _of_one(attention: ModelAttention, sink: SinkRule, length: int) -> Provenance:

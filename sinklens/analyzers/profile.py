@@ -203,7 +203,9 @@ def head_profile(
 
     Args:
         model: a TransformerBridge or HookedTransformer; it is not changed.
-        texts: what :func:`sinklens.tokenize` takes: strings, token ids, a .txt or .jsonl path, a ``datasets`` object or name.
+        texts: what :func:`sinklens.tokenize` takes: strings, token ids, a .txt or .jsonl path, a ``datasets`` object or name;
+            for a model of images pixels ``[image, channel, row, column]`` or a list of images ``[channel, row, column]``,
+            whose patches then are the tokens, and images the documents.
         context_length: the longest sequence; longer documents are split, each piece with its own BOS. By default 128, or
             the model's context where that is shorter; token ids are by default split at the model's context only.
         batch_size: sequences per batch.

@@ -10,7 +10,9 @@ from sinklens.errors import InputError
 from sinklens.models.attention import ModelAttention
 from sinklens.models.capture import LayerReader
 from sinklens.models.frames import warn_once
+from sinklens.models.images import image_batches
 from sinklens.models.layer import LayerAttention
+from sinklens.models.patches import reads_images
 from sinklens.models.sinks import Sink, SinkRule, sink_rule
 from sinklens.models.tokens import as_batches
 
@@ -30,7 +32,8 @@ def run(
 
     Args:
         model: a TransformerBridge or HookedTransformer; it is not changed, and its own hooks still fire.
-        texts: what :func:`sinklens.tokenize` takes, or the batches that it made.
+        texts: what :func:`sinklens.tokenize` takes, or the batches that it made; for a model of images pixels
+            ``[image, channel, row, column]`` or a list of images ``[channel, row, column]``.
         analyzers: the measurements, also your own (:class:`Analyzer`).
         layers: the model's own layer numbers; None for all with a readable attention.
         sink: ``"first"``, ``"token:ID"``, positions, or ``"detect"`` (:func:`sinklens.sink_rule`).
@@ -51,9 +54,11 @@ def run(
     _check_analyzers(analyzers)
     attention = ModelAttention(model, layers)
     attention.require_no_dropout()
-    batches = as_batches(model, texts, tokenization)
+    rule = sink_rule(sink)
+    is_text = not reads_images(model)
+    batches = as_batches(model, texts, tokenization) if is_text else image_batches(attention, texts, rule, tokenization)
     hooks = [hook for analyzer in analyzers for hook in analyzer.hooks]
-    reader = LayerReader(attention, sink_rule(sink), hooks, frame=frame)
+    reader = LayerReader(attention, rule, hooks, frame=frame)
     warn_once(attention.name, attention.frame)
     setup = Setup(attention.layers, model.cfg.n_heads, attention.name)
     for analyzer in analyzers:
@@ -69,7 +74,7 @@ def run(
             bar.total = None if batches.total is None else batches.total * len(attention.layers)
             for analyzer in analyzers:
                 analyzer.begin(batch)
-            reader.read(batch.tokens, batch.mask, lambda view: (receive(view), bar.update()))
+            reader.read(batch.tokens, batch.mask, lambda view: (receive(view), bar.update()), batch.pixels)
     provenance = attention.provenance(reader.sink.describe(), frame=reader.frame_name, **batches.counts)
     return [analyzer.result(provenance) for analyzer in analyzers]
 

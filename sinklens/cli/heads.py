@@ -10,6 +10,7 @@ from sinklens.cli.app import command
 from sinklens.cli.known_models import list_models
 from sinklens.cli.options import AsJson, HeadOptions, ModelOptions
 from sinklens.cli.output import records, say, shown
+from sinklens.cli.parse import names
 
 Eps = Annotated[float, typer.Option(help="Threshold of the sink rate.")]
 ProfileOut = Annotated[
@@ -25,6 +26,9 @@ def report_command(
         str | None, typer.Option(help="Text for the head picker. Default: the start of the data.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+    sections: Annotated[
+        str | None, typer.Option(help="Further parts, measured too: geometry,smoothing,switch,cost.")
+    ] = None,
     eps: Eps = 0.3,
     request: HeadOptions,
     as_json: AsJson = False,
@@ -35,11 +39,13 @@ def report_command(
     """
     from sinklens.reports.demo_text import DEMO_PROMPT
     from sinklens.reports.report import report
+    from sinklens.reports.sections import check_sections
     from sinklens.results.files import check_writable
 
     check_writable(out)
+    wanted = () if sections is None else check_sections(names(sections, "--sections"))
     texts = request.texts()
-    options: dict[str, Any] = request.measurement() | {"eps": eps, "title": title}
+    options: dict[str, Any] = request.measurement() | {"eps": eps, "title": title, "sections": wanted}
     options["prompt"] = DEMO_PROMPT if prompt is None and request.data is None else prompt
     options["text_name"] = request.text_name
     path = report(request.load(), texts, out, **options)

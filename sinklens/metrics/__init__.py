@@ -15,21 +15,35 @@ from sinklens.metrics.contributions import (
     value_cosines,
     value_weighted,
 )
+from sinklens.metrics.costs import Norms, pattern_margins, product_norms, product_spectrum
 from sinklens.metrics.drift import cone_cosine, mean_pairwise_cosine
 from sinklens.metrics.drivers import Drivers, contribution_drivers, key_groups
 from sinklens.metrics.head_space import expand_kv_heads, head_factor, projected_value_norms, to_head_space
 from sinklens.metrics.patterns import KINDS, pattern_kind, previous_attention, row_entropy, self_attention
 from sinklens.metrics.sinks import attention_on, detect_sinks, received_attention, sink_mass, sink_rate
 from sinklens.metrics.suppression import Mixture, alpha_star, is_interior, norm_curve, split_output
+from sinklens.metrics.switch import (
+    CARRIERS,
+    OutputParts,
+    coherence,
+    hard_switched,
+    median_norm,
+    output_parts,
+    switch_carrier,
+)
 from sinklens.metrics.values import cosine, mean_sink_cosine, mean_value, sink_alignment, sink_mask, value_drain
 from sinklens.metrics.visibility import queries_after, visible_counts, visible_keys
 
 __all__ = [
+    "CARRIERS",
     "KINDS",
     "Drivers",
     "Mixture",
+    "Norms",
+    "OutputParts",
     "alpha_star",
     "attention_on",
+    "coherence",
     "cone_cosine",
     "contribution_drivers",
     "contribution_factors",
@@ -39,6 +53,7 @@ __all__ = [
     "detect_sinks",
     "expand_kv_heads",
     "gated_value_norms",
+    "hard_switched",
     "head_factor",
     "inner_products",
     "inter_contributions",
@@ -51,10 +66,15 @@ __all__ = [
     "mean_pairwise_cosine",
     "mean_sink_cosine",
     "mean_value",
+    "median_norm",
     "norm_curve",
     "output_normalized",
+    "output_parts",
     "pattern_kind",
+    "pattern_margins",
     "previous_attention",
+    "product_norms",
+    "product_spectrum",
     "projected_value_norms",
     "queries_after",
     "received_attention",
@@ -65,6 +85,7 @@ __all__ = [
     "sink_mass",
     "sink_rate",
     "split_output",
+    "switch_carrier",
     "to_head_space",
     "value_cosines",
     "value_drain",

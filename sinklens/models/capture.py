@@ -15,7 +15,8 @@ from sinklens.metrics.head_space import head_factor
 from sinklens.models.attention import ModelAttention
 from sinklens.models.environment import one_line
 from sinklens.models.factors import cached_head_factor
-from sinklens.models.hook_names import ADDED, GATE, NORMED_VALUE, PATTERN, VALUE, Z, at_layer
+from sinklens.models.hook_names import ADDED, ATTENTION_INPUT, GATE, NORMED_VALUE, PATTERN, VALUE, Z, at_layer
+from sinklens.models.inputs import AttentionInputs, InputSource
 from sinklens.models.layer import LayerAttention, LayerWeights, at_least_float32
 from sinklens.models.residual import require_frame, residual_gain
 from sinklens.models.sinks import SinkRule
@@ -93,22 +94,25 @@ class LayerReader:
         self.on_failure = on_failure
         self.sampled = sampled
         self.sink = sink
-        self.extra_hooks = tuple(dict.fromkeys(extra_hooks))
+        self.inputs = AttentionInputs(attention) if ATTENTION_INPUT in extra_hooks else None
+        self.extra_hooks = tuple(name for name in dict.fromkeys(extra_hooks) if name != ATTENTION_INPUT)
         self.identities: dict[int, Identities] = {}
 
-    def read(self, tokens: Tensor, mask: Tensor, receive: Callable[[LayerAttention], object]) -> None:
+    def read(
+        self, tokens: Tensor, mask: Tensor, receive: Callable[[LayerAttention], object], pixels: Tensor | None = None
+    ) -> None:
         """Run one batch; ``receive`` is called once per layer, in the order in which layers complete.
 
         Args:
             tokens: ``[batch, position]``.
             mask: True on real tokens; padding on the right.
             receive: gets each layer's attention. What it raises ends the pass.
+            pixels: ``[batch, channel, row, column]``, which a model of images is given in place of the tokens.
 
         Raises:
             HookNotFiredError: a hook that was asked for did not fire once.
             UnsupportedAttentionError: a layer does not decompose.
         """
-        device = self.attention.device
         pending = [
             _PendingLayer(self, index, layer, tokens, mask, receive)
             for index, layer in enumerate(self.attention.layers)
@@ -116,7 +120,8 @@ class LayerReader:
         hooks = [hook for layer in pending for hook in layer.hooks()]
         arguments = self.attention.mask_arguments(mask)
         with torch.no_grad(), hooked(self.attention.model, hooks) as forward:
-            forward(tokens.to(device), return_type=None, **arguments)
+            given = tokens if pixels is None else pixels
+            forward(given.to(self.attention.device), return_type=None, **arguments)
 
     def replay(
         self,
@@ -142,26 +147,15 @@ class LayerReader:
         pending = _PendingLayer(self, index, layer, tokens, torch.ones_like(tokens, dtype=torch.bool), receive)
         pending.hand_over(pending.from_cache(cache))
 
-    def read_image(self, pixels: Tensor, receive: Callable[[LayerAttention], object]) -> None:
-        """Run one image; ``receive`` is called once per layer.
+    def input_sources(self, layer: int) -> tuple[InputSource, ...]:
+        """The hooks that hold attention's input, or may; none where no analyzer asked for it."""
+        return () if self.inputs is None else self.inputs.sources(layer)
 
-        Args:
-            pixels: ``[1, channel, row, column]``.
-            receive: gets each layer's attention; token ids are 0.
-
-        Raises:
-            UnsupportedAttentionError: a layer does not decompose.
-        """
-        attention = self.attention
-        gate = (GATE,) if attention.is_gated else ()
-        templates = (PATTERN, VALUE, Z, *gate, *self.extra_hooks)
-        names = [attention.hook(template, layer) for layer in attention.layers for template in templates]
-        names += [name for layer in attention.layers for name in attention.output_hooks(layer)]
-        with torch.no_grad():
-            _, cache = attention.model.run_with_cache(pixels.to(attention.device), names_filter=names)
-        n_positions = cache[names[0]].shape[-1]
-        for index, layer in enumerate(attention.layers):
-            self.replay(index, layer, torch.zeros(1, n_positions, dtype=torch.long), cache, receive)
+    def templates(self, layer: int) -> tuple[str, ...]:
+        """The hooks that a layer needs, beside those that may hold its output."""
+        gate = (GATE,) if self.attention.is_gated else ()
+        inputs = (source.template for source in self.input_sources(layer))
+        return PATTERN, VALUE, Z, *gate, *self.extra_hooks, *inputs
 
     def view(
         self, index: int, layer: int, seen: Mapping[str, Tensor], tokens: Tensor, mask: Tensor,
@@ -290,10 +284,9 @@ class _PendingLayer:
     ):  # fmt: skip
         self.reader, self.index, self.layer = reader, index, layer
         self.tokens, self.mask, self.receive = tokens, mask, receive
-        attention = reader.attention
         self.outputs = reader.output_hooks(layer)
-        gate = (GATE,) if attention.is_gated else ()
-        self.names = {name: attention.hook(name, layer) for name in (PATTERN, VALUE, Z, *gate, *reader.extra_hooks)}
+        self.sources = reader.input_sources(layer)
+        self.names = {name: reader.attention.hook(name, layer) for name in reader.templates(layer)}
         self.tensors: dict[str, Tensor] = {}
 
     def hooks(self) -> list[Hook]:
@@ -367,4 +360,9 @@ class _PendingLayer:
     def _view(self, taken: dict[str, Tensor]) -> LayerAttention:
         seen = {template: taken[str(name)] for template, name in self.names.items()}
         captured = {template: seen[template] for template in self.reader.extra_hooks}
-        return self.reader.view(self.index, self.layer, seen, self.tokens, self.mask, captured=captured)
+        view = self.reader.view(self.index, self.layer, seen, self.tokens, self.mask, captured=captured)
+        if self.reader.inputs is not None:
+            found = self.reader.inputs.read(view, [(source, seen[source.template]) for source in self.sources])
+            view.captured = captured if found is None else captured | {ATTENTION_INPUT: found}
+            view.input_failure = self.reader.inputs.failures.get(self.layer)
+        return view

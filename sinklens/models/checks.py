@@ -10,6 +10,7 @@ from torch import Tensor
 from sinklens.models.attention import ModelAttention
 from sinklens.models.capture import LayerReader, hooked
 from sinklens.models.hook_names import PATTERN
+from sinklens.models.images import ImageBatches
 from sinklens.models.layer import LayerAttention
 from sinklens.models.patches import as_image, noise, reads_images
 from sinklens.models.sinks import sink_rule
@@ -39,7 +40,7 @@ def check_model(model: Any, text: Any = None) -> ModelCheck:
         UnsupportedAttentionError: it has no layer with an attention that could be read, or its weights are packed.
     """
     attention = ModelAttention(model)
-    tokens = _prompt(model, text)
+    tokens = check_prompt(model, text)
     failures: dict[int, str] = {}
     views: dict[int, LayerAttention] = {}
     reader = LayerReader(attention, sink_rule("first"), on_failure=failures.setdefault, sampled=None)
@@ -47,7 +48,7 @@ def check_model(model: Any, text: Any = None) -> ModelCheck:
     def remember(view: LayerAttention) -> None:
         views[view.layer] = view
 
-    _read(reader, tokens, remember)
+    read_prompt(reader, tokens, remember)
     editable, logits_change = _edited(attention, tokens, failures)
     layers = [_layer_check(reader, layer, views.get(layer), failures, editable) for layer in attention.layers]
     layers += [LayerCheck(layer, reason, skipped=True) for layer, reason in attention.skipped.items()]
@@ -55,14 +56,16 @@ def check_model(model: Any, text: Any = None) -> ModelCheck:
     return ModelCheck(attention.name, attention.backend, attention.frame, attention.dtype, ordered, logits_change)
 
 
-def _read(reader: LayerReader, prompt: Tensor, receive: Callable[[LayerAttention], object]) -> None:
+def read_prompt(reader: LayerReader, prompt: Tensor, receive: Callable[[LayerAttention], object]) -> None:
+    """Run what :func:`check_prompt` gave; ``receive`` is called once per layer."""
     if prompt.is_floating_point():
-        reader.read_image(prompt, receive)
+        batch = next(iter(ImageBatches(reader.attention, prompt)))
+        reader.read(batch.tokens, batch.mask, receive, batch.pixels)
     else:
         reader.read(prompt, torch.ones_like(prompt, dtype=torch.bool), receive)
 
 
-def _prompt(model: Any, text: Any) -> Tensor:
+def check_prompt(model: Any, text: Any = None) -> Tensor:
     """Token ids ``[1, position]``, or the pixels of one image."""
     if reads_images(model):
         return noise(model) if text is None else as_image(model, text)
@@ -134,5 +137,5 @@ def _read_edited(
     reader = LayerReader(
         ModelAttention(attention.model, layers), sink_rule("first"), on_failure=lambda layer, failure: None
     )
-    _read(reader, tokens, receive)
+    read_prompt(reader, tokens, receive)
     return forward(tokens.to(attention.device))

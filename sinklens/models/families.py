@@ -15,7 +15,7 @@ NOT_TRIED = "not tried"
 _FALCON = (
     "multi-query (7B) is exact; grouped heads (40B, 180B, Falcon 2) are refused: TransformerLens runs another function"
 )
-_IMAGES = "maps and checks take pixels; profiles and losses are of text"
+_IMAGES = "maps, profiles and checks take pixels; losses are of text"
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,14 @@ class FamilyVerdict:
 
 
 UNKNOWN = FamilyVerdict("", NOT_TRIED, "run sinklens check NAME")
+OWN_FORMAT_NAME = "TransformerLens's own format"
+OWN_FORMAT = FamilyVerdict(
+    "own format",
+    EXACT,
+    "TransformerLens 3 reads it with --backend hooked; attn-only-2l-demo (Shortformer) is read by that back end only",
+    has_hooked=True,
+    bridge_needs_4x=True,
+)
 
 VERDICTS: dict[str, FamilyVerdict] = {
     "GPT2LMHeadModel": FamilyVerdict("gpt2", EXACT, has_hooked=True),
@@ -84,4 +92,4 @@ def verdict_on(architecture: str) -> FamilyVerdict:
         >>> verdict_on("LlamaForCausalLM").verdict, verdict_on("MambaForCausalLM").verdict, verdict_on("Other").note
         ('exact', 'refused', 'run sinklens check NAME')
     """
-    return VERDICTS.get(architecture, UNKNOWN)
+    return OWN_FORMAT if architecture == OWN_FORMAT_NAME else VERDICTS.get(architecture, UNKNOWN)

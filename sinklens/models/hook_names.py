@@ -16,8 +16,17 @@ OUTPUTS = (
 )
 # What is added to the residual stream: after a norm or a multiplier, where there is one.
 ADDED = "blocks.{layer}.hook_attn_out"
+# Queries and keys as the projections give them, before rotary positions and norms; scores before the softmax.
+QUERY = "blocks.{layer}.attn.hook_q"
+KEY = "blocks.{layer}.attn.hook_k"
+SCORES = "blocks.{layer}.attn.hook_attn_scores"
 RESIDUAL_BEFORE = "blocks.{layer}.hook_resid_pre"
 RESIDUAL_AFTER = "blocks.{layer}.hook_resid_post"
+# What W_Q, W_K and W_V multiply. No hook's name: which hook holds it depends on the family, so an analyzer asks for it by
+# this word and it is found by comparison (models/inputs.py).
+ATTENTION_INPUT = "attention input of layer {layer}"
+# Where TransformerBridge has it.
+MODULE_INPUT = "blocks.{layer}.attn.hook_in"
 
 
 def at_layer(template: str, layer: int) -> str:

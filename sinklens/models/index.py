@@ -8,10 +8,8 @@ from dataclasses import astuple, dataclass, fields
 import pandas as pd
 
 from sinklens.models import registry, smollm2
-from sinklens.models.families import REFUSED, FamilyVerdict, verdict_on
+from sinklens.models.families import OWN_FORMAT_NAME, REFUSED, FamilyVerdict, verdict_on
 
-_OWN_FORMAT = "TransformerLens's own format"
-_OWN_OWNERS = ("NeelNanda/", "ArthurConmy/", "Baidicoot/")
 # What people put into the name of a copy with packed weights; mxfp4 packs gpt-oss's experts only, not its attention.
 _PACKED = re.compile(
     r"(?:^|[-_./])(gptq|awq|bnb|mlx|gguf|hqq|exl2|[2-8]-?bit|int[48]|fp8|nvfp4|w4a16|w8a8)(?=$|[-_.])", re.IGNORECASE
@@ -107,8 +105,8 @@ def _architecture(name: str) -> str:
     known = registry.architectures()
     if name in known:
         return known[name]
-    if name.startswith(_OWN_OWNERS):
-        return _OWN_FORMAT
+    if registry.is_own_format(name):
+        return OWN_FORMAT_NAME
     return registry.architecture_of_copies(name)
 
 

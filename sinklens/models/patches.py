@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,24 +53,37 @@ def _pair(size: Any) -> tuple[int, int] | None:
     return (int(size[0]), int(size[1])) if isinstance(size, list | tuple) and len(size) == 2 else None
 
 
+def pixels_of(model: Any, images: Any) -> Tensor:
+    """Images as the model takes them, ``[image, channel, row, column]``; one image may lack the first axis.
+
+    Raises:
+        InputError: they are no pixels.
+    """
+    given = torch.as_tensor(images) if isinstance(images, np.ndarray) and images.dtype.kind == "f" else images
+    if not isinstance(given, Tensor) or not given.is_floating_point() or given.ndim not in (3, 4):
+        raise InputError(f"{_reads(model, images)}; expected their pixels, floats [image, channel, row, column]")
+    return given.unsqueeze(0) if given.ndim == 3 else given
+
+
 def as_image(model: Any, pixels: Any) -> Tensor:
     """One image as the model takes it, ``[1, channel, row, column]``.
 
     Raises:
         InputError: it is no tensor of pixels, or there are several images.
     """
-    is_pixels = isinstance(pixels, Tensor) and pixels.is_floating_point()
-    one = pixels.unsqueeze(0) if is_pixels and pixels.ndim == 3 else pixels
-    if not is_pixels or one.ndim != 4 or len(one) != 1:
-        got = (
-            f"a {pixels.dtype} tensor of shape {tuple(pixels.shape)}"
-            if isinstance(pixels, Tensor)
-            else repr(pixels)[:60]
-        )
-        raise InputError(
-            f"{model.cfg.model_name} reads images and got {got}; expected the pixels of one, floats [1, channel, row, column]"
-        )
+    try:
+        one = pixels_of(model, pixels)
+    except InputError:
+        one = None
+    if one is None or len(one) != 1:
+        raise InputError(f"{_reads(model, pixels)}; expected the pixels of one, floats [1, channel, row, column]")
     return one
+
+
+def _reads(model: Any, given: Any) -> str:
+    is_array = isinstance(given, Tensor | np.ndarray)
+    kind = f"a {given.dtype} tensor of shape {tuple(given.shape)}" if is_array else repr(given)[:60].replace("\n", " ")
+    return f"{model.cfg.model_name} reads images and got {kind}"
 
 
 def noise(model: Any) -> Tensor:

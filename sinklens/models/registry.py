@@ -12,6 +12,7 @@ from sinklens.errors import InputError
 
 _FOLDER = Path("tools", "model_registry", "data")
 _ALIASES_OF_3 = Path("supported_models.py")
+OWN_FORMAT_OWNERS = ("NeelNanda/", "ArthurConmy/", "Baidicoot/")
 _STATUS = {0: "not tried", 1: "works", 2: "not tried", 3: "fails", 4: "structure only"}
 
 
@@ -112,6 +113,16 @@ def _folded() -> Mapping[str, str]:
         own[name.lower()] = name if own.get(name.lower(), name) == name else ""
     short = {alias.lower(): name for name, found in aliases().items() for alias in found}
     return {folded: name for folded, name in own.items() if name} | short
+
+
+def is_own_format(name: str) -> bool:
+    """Whether a model on the hub has TransformerLens' own format and not that of Hugging Face.
+
+    Example:
+        >>> is_own_format("NeelNanda/GELU_1L512W_C4_Code"), is_own_format("gpt2")
+        (True, False)
+    """
+    return name.startswith(OWN_FORMAT_OWNERS)
 
 
 def hub_name(name: str) -> str:

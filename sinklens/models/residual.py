@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sinklens.errors import InputError
 from sinklens.models.layer import at_least_float32
+from sinklens.models.placement import materialized
 
 FRAMES = ("attention", "residual")
 
@@ -58,7 +59,7 @@ def residual_gain(block: Any, output: Tensor, added: Tensor, tolerance: float) -
     multiplier = (output * added).sum() / output.square().sum()
     if bool((multiplier * output - added).abs().max() <= tolerance * added.abs().max()):
         return None, None
-    for gain in _gains(block, output):
+    for gain in possible_gains(block, output):
         if bool((_unit(output * gain) - _unit(added)).abs().max() <= tolerance):
             return gain, None
     return None, (
@@ -67,11 +68,21 @@ def residual_gain(block: Any, output: Tensor, added: Tensor, tolerance: float) -
     )
 
 
-def _gains(block: Any, like: Tensor) -> list[Tensor]:
-    """Every vector of the block that may be a gain, stored as ``g`` or as ``g - 1`` (Gemma)."""
-    found = [weight.detach() for weight in block.parameters() if weight.shape == like.shape[-1:]]
-    there = [weight for weight in found if weight.is_floating_point() and not weight.is_meta]  # an offloaded one is not
-    stored = [at_least_float32(weight).to(like.device) for weight in there]
+def possible_gains(block: Any, like: Tensor) -> list[Tensor]:
+    """Every vector of the block that may be a norm's gain, stored as ``g`` or as ``g - 1`` (Gemma); ones among them.
+
+    Args:
+        block: the layer's block.
+        like: ``[..., d_model]``, whose device and width gains have.
+
+    Example:
+        >>> [gain.tolist() for gain in possible_gains(torch.nn.RMSNorm(1), torch.zeros(1, 1))]
+        [[1.0], [1.0], [2.0]]
+    """
+    with materialized(block):
+        found = [weight.detach() for weight in block.parameters() if weight.shape == like.shape[-1:]]
+        # Copies: what accelerate brought is taken away again after this.
+        stored = [at_least_float32(weight).to(like.device).clone() for weight in found if weight.is_floating_point()]
     return [torch.ones_like(like[0]), *stored, *(1 + weight for weight in stored)]
 
 

@@ -8,12 +8,13 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sinklens.axes import RealTokens, Tokens
 from sinklens.errors import InputError
 from sinklens.models.encoding import TextEncoder, is_bidirectional, text_encoder
+from sinklens.models.patches import reads_images
 from sinklens.models.sources import Document, DocumentSource, document_source
 
 Overflow = Literal["split", "cut", "error"]
@@ -26,12 +27,14 @@ class TokenBatch:
     """Token ids of a few sequences, right-padded.
 
     ``mask`` is True on real tokens; ``documents`` gives, per row, the index of the document it came from,
-    counted from 0 over all documents that were read.
+    counted from 0 over all documents that were read. ``pixels`` ``[image, channel, row, column]`` stands in
+    for the ids where the model reads images; ``tokens`` then are 0, one per position.
     """
 
     tokens: Tokens
     mask: RealTokens
     documents: tuple[int, ...]
+    pixels: Float[Tensor, "batch channel row column"] | None = None
 
     @property
     def is_padded(self) -> bool:
@@ -129,6 +132,11 @@ def as_batches(
     Raises:
         InputError: there is no such argument, or the texts are batches already.
     """
+    if reads_images(model):
+        raise InputError(
+            f"{model.cfg.model_name} reads images, and this is measured on text; images have attention_maps, head_profile, "
+            "run and check_model"
+        )
     known = list(inspect.signature(tokenize).parameters)[2:]
     unknown = [name for name in tokenization if name not in known]
     if unknown:
@@ -290,10 +298,17 @@ class TokenBatches:
             body, prefix, suffix = document.tolist(), (), ()
         for token in body and (min(body), max(body)):
             if not 0 <= token < self._vocabulary_size:
+                is_unknown = isinstance(document, str) and token == getattr(
+                    getattr(self._encoder, "tokenizer", None), "unk_token_id", None
+                )
                 raise InputError(
                     f"document {index} has the token id {token}; the model's vocabulary has ids 0 to "
                     f"{self._vocabulary_size - 1}. "
-                    "Use the model's own tokenizer."
+                    + (
+                        "It stands for a word that the tokenizer does not know; leave such words out."
+                        if is_unknown
+                        else "Use the model's own tokenizer."
+                    )
                 )
         return body, prefix, suffix
 

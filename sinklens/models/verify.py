@@ -102,10 +102,7 @@ def compare(
         post_norm: gain of a norm that acts before the hook: then only the direction can be compared.
         sampled: how many queries to compare, spread over the sequence; None for all.
     """
-    length = int(attention.mask[0].sum())
-    rows = attention.mask[0].nonzero()[:, 0]
-    if sampled is not None and length > sampled:
-        rows = rows[torch.linspace(0, length - 1, sampled, device=rows.device).long()]
+    rows = spread_rows(attention.mask[0], sampled)
     pattern = attention.pattern[:1, :, rows]
     expected = (pattern @ attention.head_value[:1].transpose(1, 2)).transpose(1, 2)
     z = attention.z[:1, rows]
@@ -113,12 +110,25 @@ def compare(
     hidden = ~_visible_rows(attention, rows)
     return Identities(
         layer=attention.layer,
-        head_gap=_gap(expected, z),
+        head_gap=relative_gap(expected, z),
         leak=(pattern * hidden.unsqueeze(1)).max().item(),
         row_gap=(1 - pattern.sum(-1)).abs().max().item(),
         output_gaps=_output_gaps(attention, rows, outputs, post_norm),
         tolerance=TOLERANCE.get(dtype, TOLERANCE["float32"]),
     )
+
+
+def spread_rows(mask: Tensor, sampled: int | None) -> Tensor:
+    """The positions of a sequence that are compared: real ones, at most ``sampled`` of them, spread over it.
+
+    Example:
+        >>> spread_rows(torch.tensor([True, True, True, False]), 2).tolist()
+        [0, 2]
+    """
+    rows = mask.nonzero()[:, 0]
+    if sampled is None or len(rows) <= sampled:
+        return rows
+    return rows[torch.linspace(0, len(rows) - 1, sampled, device=rows.device).long()]
 
 
 def _output_gaps(
@@ -128,7 +138,7 @@ def _output_gaps(
     if attention.weights.b_O is not None:
         computed = computed + attention.weights.b_O
     found = {name: at_least_float32(tensor[:1].to(computed.device)[:, rows]) for name, tensor in outputs.items()}
-    gaps = {name: _gap(computed, tensor) for name, tensor in found.items() if tensor.shape == computed.shape}
+    gaps = {name: relative_gap(computed, tensor) for name, tensor in found.items() if tensor.shape == computed.shape}
     if post_norm is not None:
         gain = at_least_float32(post_norm.to(computed.device))
         angles = {n: torch.cosine_similarity(computed, tensor / gain, dim=-1) for n, tensor in found.items()}
@@ -142,7 +152,13 @@ def _visible_rows(attention: LayerAttention, rows: Tensor) -> Tensor:
     return (allowed_pairs(rows, position, weights.causal, weights.window) & attention.mask[0]).unsqueeze(0)
 
 
-def _gap(expected: Tensor, actual: Tensor) -> float:
+def relative_gap(expected: Tensor, actual: Tensor) -> float:
+    """``max|expected - actual| / max|actual|``; infinite where the shapes differ.
+
+    Example:
+        >>> relative_gap(torch.ones(2), torch.tensor([1.0, 2.0]))
+        0.5
+    """
     if expected.shape != actual.shape:
         return float("inf")
     scale = actual.abs().max().clamp(min=torch.finfo(actual.dtype).tiny)

@@ -19,6 +19,7 @@ from sinklens.viz.quantities import DESCRIPTIONS, KIND_LABEL
 
 _SCRIPTS = ("core.js", "heads.js", "charts.js", "scatter.js", "picker.js", "start.js")
 _MOST_NARROW_HEADS = 24  # with more, a map needs a wider column
+_RESTS = " A learned sink, a null key without a value, takes what a row of attention lacks of 1."
 DEFAULT_AXES = {"x": "sink_mass", "y": "sink_intra", "color": "kind"}
 
 
@@ -137,7 +138,8 @@ def _picker_context(maps: AttentionMaps | None, encoded: EncodedMaps | None) -> 
     tokens = [
         {"label": token, "position": position, "sink": position in sinks} for position, token in enumerate(maps.tokens)
     ]
-    return {"tokens": tokens, "layers": maps.layers, "heads": range(maps.n_heads), "note": encoded.note}
+    note = encoded.note + _RESTS * maps.learned_sink
+    return {"tokens": tokens, "layers": maps.layers, "heads": range(maps.n_heads), "note": note}
 
 
 def _data(profile: HeadProfile, encoded: EncodedMaps | None, charts: Sequence[Chart]) -> Mapping[str, Any]:

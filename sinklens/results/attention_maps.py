@@ -57,6 +57,7 @@ class AttentionMaps:
         layers: the model's own numbers of the layers.
         sink_positions: the positions taken as sinks, in any layer.
         provenance: model, versions, conventions.
+        learned_sink: whether a learned null key takes part in the softmax (gpt-oss), so that rows sum to less than 1.
     """
 
     attention: LayerHeadQueryKey
@@ -72,6 +73,7 @@ class AttentionMaps:
     layers: tuple[int, ...]
     sink_positions: tuple[int, ...]
     provenance: Provenance
+    learned_sink: bool = False
 
     @property
     def n_heads(self) -> int:
@@ -150,7 +152,7 @@ class AttentionMaps:
         kept = {name: getattr(self, name)[row : row + 1] for name in _TENSORS}
         return type(self)(
             **kept, tokens=self.tokens, token_ids=self.token_ids, layers=(layer,),
-            sink_positions=self.sink_positions, provenance=self.provenance,
+            sink_positions=self.sink_positions, provenance=self.provenance, learned_sink=self.learned_sink,
         )  # fmt: skip
 
     def to_dataframe(self, layer: int, head: int) -> pd.DataFrame:
@@ -176,7 +178,7 @@ class AttentionMaps:
             ResultFileError: the file cannot be written.
         """
         labels = {name: list(getattr(self, name)) for name in _LABELS}
-        metadata = {**labels, "provenance": self.provenance.to_dict()}
+        metadata = {**labels, "provenance": self.provenance.to_dict(), "learned_sink": self.learned_sink}
         return save_tensors(path, type(self).__name__, {name: getattr(self, name) for name in _TENSORS}, metadata)
 
     @classmethod
@@ -188,7 +190,8 @@ class AttentionMaps:
         """
         tensors, metadata = load_tensors(path, cls.__name__)
         fields: dict[str, Any] = {**tensors, **{name: tuple(metadata[name]) for name in _LABELS}}
-        return cls(**fields, provenance=Provenance.from_dict(metadata["provenance"]))
+        learned_sink = bool(metadata.get("learned_sink", False))  # files of earlier versions do not say
+        return cls(**fields, provenance=Provenance.from_dict(metadata["provenance"]), learned_sink=learned_sink)
 
     def __repr__(self) -> str:
         layers, heads, length = len(self.layers), self.n_heads, len(self.tokens)

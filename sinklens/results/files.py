@@ -47,7 +47,7 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[Path], object]) -
         os.close(handle)
         temporary = Path(name)
         write(temporary)
-        temporary.chmod(0o666 & ~_umask())
+        make_readable(temporary)
         temporary.replace(target)
     except OSError as error:
         raise ResultFileError(
@@ -102,6 +102,17 @@ def check_savable(path: str | os.PathLike[str]) -> Path:
             f"cannot save {path}: results are kept as .safetensors; write tables with .to_dataframe()"
         )
     return check_writable(path)
+
+
+def make_readable(path: Path) -> None:
+    """Give a temporary file, which only its owner can read, the rights of any other file.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     make_readable(Path(file.name))
+    """
+    path.chmod(0o666 & ~_umask())
 
 
 def _umask() -> int:

@@ -98,7 +98,8 @@ class PerDocument:
             low, high = self.interval(name).flatten(0, -2).T
             ends = {f"{name}_low": low.numpy(), f"{name}_high": high.numpy()}
             columns |= {name: self.mean(name).flatten().numpy(), **ends}
-        return pd.DataFrame(cells, columns=list(self.AXES)).assign(**columns)
+        # Not by assign, which puts in one column after the other, and warns when there are a hundred.
+        return pd.concat([pd.DataFrame(cells, columns=list(self.AXES)), pd.DataFrame(columns)], axis=1)
 
     def merge(self: PerDocumentT, other: PerDocumentT) -> PerDocumentT:
         """The figures of both texts together.
@@ -113,9 +114,13 @@ class PerDocument:
             raise InputError(f"cannot merge results with other layers or settings: {mine} here, {theirs} there")
         return dataclasses.replace(
             self,
-            values={name: torch.cat([value, other.documents(name)], -1) for name, value in self.values.items()},
+            values=self._joined(other),
             provenance=self.provenance.merge(other.provenance),
         )
+
+    def _joined(self, other: "PerDocument") -> dict[str, Tensor]:
+        """The figures of both, this one's documents first."""
+        return {name: torch.cat([value, other.documents(name)], -1) for name, value in self.values.items()}
 
     def _settings(self) -> dict[str, Any]:
         """Fields beside the base's, in the form that JSON has them."""

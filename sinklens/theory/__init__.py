@@ -8,6 +8,7 @@ from sinklens.theory.closed_forms import (
 )
 from sinklens.theory.collapse import SinkCosines, rank_collapse, sink_cosines, token_cosine
 from sinklens.theory.cost import embedding_cost, pattern_cost
+from sinklens.theory.exclusion import ZeroExclusion, zero_exclusion
 from sinklens.theory.feasibility import Feasibility, pattern_feasibility
 from sinklens.theory.hulls import (
     HullPoint,
@@ -21,6 +22,7 @@ from sinklens.theory.hulls import (
 )
 from sinklens.theory.least_norm import LeastNorm, achieved_margin, constraint_combination, least_norm
 from sinklens.theory.patterns import COST_KINDS, SWITCHES, ScorePattern, active_positions, score_pattern
+from sinklens.theory.representability import SinkRepresentation, massive_activations, sink_representation
 from sinklens.theory.scaling import ScalingFit, cost_scaling, scaling_fit
 from sinklens.theory.smoothing import (
     SmoothingMoments,
@@ -42,7 +44,9 @@ __all__ = [
     "ScalingFit",
     "ScorePattern",
     "SinkCosines",
+    "SinkRepresentation",
     "SmoothingMoments",
+    "ZeroExclusion",
     "achieved_margin",
     "active_positions",
     "anti_alignment_margin",
@@ -55,6 +59,7 @@ __all__ = [
     "half_space_margin",
     "key_separability",
     "least_norm",
+    "massive_activations",
     "nearest_in_hull",
     "numerical_rank",
     "pattern_cost",
@@ -66,8 +71,10 @@ __all__ = [
     "scaling_fit",
     "score_pattern",
     "sink_cosines",
+    "sink_representation",
     "smoothing_criterion",
     "smoothing_moments",
     "token_cosine",
     "value_output_cost",
+    "zero_exclusion",
 ]

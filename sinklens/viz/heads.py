@@ -9,14 +9,21 @@ import plotly.graph_objects as go
 from sinklens.errors import InputError
 from sinklens.metrics.patterns import KINDS
 from sinklens.results import HeadProfile
-from sinklens.viz.layout import COLOUR_BAR_WIDTH, numbered, row_of_maps
+from sinklens.viz.layout import (
+    COLOUR_BAR_WIDTH,
+    cell_gap,
+    head_axis,
+    layer_axis,
+    map_height,
+    map_width,
+    numbered,
+    row_of_maps,
+)
 from sinklens.viz.quantities import KIND_LABEL, describe, head_values
 from sinklens.viz.ranges import colour_range, ratio_ticks, scale_name, shown_values
 from sinklens.viz.theme import KIND_COLOURS, Theme, palette, template
 
 DEFAULT_QUANTITIES = ("sink_mass", "sink_value_ratio", "sink_alignment", "sink_intra")
-_MOST_LAYER_TICKS = 40
-_MOST_PARTED_CELLS = 48  # in a row or a column; beyond, gaps would be as wide as cells
 _MAP_WIDTH, _MARGINS = 196.0, 90
 
 
@@ -53,10 +60,10 @@ def head_map(
         template=template(theme),
         coloraxis=coloraxis,
         title=_title(quantity),
-        xaxis=_head_axis(profile),
-        yaxis=_layer_axis(profile),
-        height=_map_height(profile),
-        width=_map_width(profile),
+        xaxis=head_axis(profile.n_heads),
+        yaxis=layer_axis(profile.layers),
+        height=map_height(len(profile.layers)),
+        width=map_width(profile.n_heads),
         meta=_meta(profile, {"coloraxis": quantity}),
     )
     return figure
@@ -101,11 +108,13 @@ def head_maps(
         figure.add_trace(trace, row=1, col=column + 1)
         figure.layout[name] = coloraxis
         axes[name] = quantity
-    figure.update_xaxes(_head_axis(profile))
-    figure.update_yaxes(_layer_axis(profile) | {"title": None})
+    figure.update_xaxes(head_axis(profile.n_heads))
+    figure.update_yaxes(layer_axis(profile.layers) | {"title": None})
     figure.update_yaxes(title="Layer", col=1)
     width = (int(_MAP_WIDTH) + COLOUR_BAR_WIDTH) * len(quantities) + _MARGINS
-    figure.update_layout(template=template(theme), height=_map_height(profile), width=width, meta=_meta(profile, axes))
+    figure.update_layout(
+        template=template(theme), height=map_height(len(profile.layers)), width=width, meta=_meta(profile, axes)
+    )
     return figure
 
 
@@ -147,38 +156,9 @@ def _kind_parts(profile: HeadProfile) -> tuple[go.Heatmap, dict[str, Any]]:
 def _heatmap(shown: np.ndarray, **more: Any) -> go.Heatmap:
     # Cells lie at row numbers, not at layer numbers: a profile may hold layers 4, 8 and 20 only.
     rows, heads = np.arange(shown.shape[0]), np.arange(shown.shape[1])
-    gap = 1 if max(shown.shape) <= _MOST_PARTED_CELLS else 0
+    gap = cell_gap(shown.shape)
     place = {"x": heads, "y": rows, "xgap": gap, "ygap": gap}
     return go.Heatmap(z=shown, coloraxis="coloraxis", hoverongaps=False, **place, **more)
-
-
-def _head_axis(profile: HeadProfile) -> dict[str, Any]:
-    step = -(-profile.n_heads // 12)
-    return {"title": "Head", "showgrid": False, "zeroline": False, "tick0": 0, "dtick": step, "ticks": ""}
-
-
-def _layer_axis(profile: HeadProfile) -> dict[str, Any]:
-    rows = list(range(len(profile.layers)))
-    # Without a label, the pointer shows the row; only where that is the layer's own number can labels be thinned.
-    step = -(-len(rows) // _MOST_LAYER_TICKS) if list(profile.layers) == rows else 1
-    return {
-        "title": "Layer",
-        "autorange": "reversed",
-        "showgrid": False,
-        "zeroline": False,
-        "tickmode": "array",
-        "ticks": "",
-        "tickvals": rows[::step],
-        "ticktext": [str(layer) for layer in profile.layers[::step]],
-    }
-
-
-def _map_height(profile: HeadProfile) -> int:
-    return int(np.clip(110 + 15 * len(profile.layers), 240, 620))
-
-
-def _map_width(profile: HeadProfile) -> int:
-    return int(np.clip(170 + 26 * profile.n_heads, 340, 900))
 
 
 def _meta(profile: HeadProfile, quantity_of_axis: dict[str, str]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 COLOUR_BAR_WIDTH = 64  # pixels, with its labels
+_MOST_LAYER_TICKS = 40
+_MOST_PARTED_CELLS = 48  # in a row or a column; beyond, gaps would be as wide as cells
 LEGEND_ABOVE: dict[str, Any] = {
     "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "xanchor": "left"},
     "margin": {"t": 84},
@@ -83,3 +85,66 @@ def band(x: Any, low: np.ndarray, high: np.ndarray, colour: str, group: str, **m
         legendgroup=group,
         **more,
     )
+
+
+def head_axis(n_heads: int) -> dict[str, Any]:
+    """The horizontal axis of a map of heads.
+
+    Example:
+        >>> head_axis(30)["dtick"]
+        3
+    """
+    step = -(-n_heads // 12)
+    return {"title": "Head", "showgrid": False, "zeroline": False, "tick0": 0, "dtick": step, "ticks": ""}
+
+
+def layer_axis(layers: Sequence[int]) -> dict[str, Any]:
+    """The vertical axis of a map of heads, the first layer on top; cells lie at row numbers, labels are the model's own.
+
+    Example:
+        >>> layer_axis([4, 8])["tickvals"], layer_axis([4, 8])["ticktext"]
+        ([0, 1], ['4', '8'])
+    """
+    rows = list(range(len(layers)))
+    # Without a label, the pointer shows the row; only where that is the layer's own number can labels be thinned.
+    step = -(-len(rows) // _MOST_LAYER_TICKS) if list(layers) == rows else 1
+    return {
+        "title": "Layer",
+        "autorange": "reversed",
+        "showgrid": False,
+        "zeroline": False,
+        "tickmode": "array",
+        "ticks": "",
+        "tickvals": rows[::step],
+        "ticktext": [str(layer) for layer in layers[::step]],
+    }
+
+
+def cell_gap(shape: tuple[int, ...]) -> int:
+    """Pixels between the cells of a map.
+
+    Example:
+        >>> cell_gap((30, 9)), cell_gap((80, 64))
+        (1, 0)
+    """
+    return 1 if max(shape) <= _MOST_PARTED_CELLS else 0
+
+
+def map_height(n_layers: int) -> int:
+    """Pixels of a map of heads.
+
+    Example:
+        >>> map_height(30)
+        560
+    """
+    return int(np.clip(110 + 15 * n_layers, 240, 620))
+
+
+def map_width(n_heads: int) -> int:
+    """Pixels of a map of heads with its colour bar.
+
+    Example:
+        >>> map_width(9)
+        404
+    """
+    return int(np.clip(170 + 26 * n_heads, 340, 900))

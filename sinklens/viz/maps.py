@@ -29,6 +29,8 @@ SHARES = ("attention", "intra", "inter")
 # Shares below a thousandth move nothing, and shall not look as if they did where all others are as small.
 SMALLEST_RANGE = 0.001
 SIGNED_METRICS = ("intra", "inter", "cosine")
+LEARNED_SINK = "learned sink"
+_LEARNED_SINK_AT = -1.5  # half a cell before the first token: it is no token
 _METRIC_COLOURS = {"attention": "#8c6bb1", "intra": "#3a8fd6", "inter": "#d55e00"}
 _CONTRIBUTION_SHARE = 0.995  # contributions have no bound: a few short outputs may saturate
 _MOST_LABELLED_CELLS = 40_000  # beyond, the pointer shows positions only: labels would be most of the figure
@@ -47,8 +49,9 @@ def attention_heatmaps(
     """Heatmaps of one head side by side, queries (rows) by keys (columns), tokens on both axes.
 
     Signed metrics have a diverging scale with its middle at 0, the others a sequential one from 0. Keys that
-    a query cannot see are blank; so are rows without a value, whose hover text says so. Zooming one map
-    zooms all.
+    a query cannot see are blank; so are rows without a value, whose hover text says so. A learned sink
+    (gpt-oss), a null key that takes attention and has no value, is a column of its own before the first
+    token, so that the drawn rows of attention sum to 1. Zooming one map zooms all.
 
     Args:
         maps: from :func:`sinklens.attention_maps`.
@@ -84,7 +87,11 @@ def attention_heatmaps(
         name = numbered("coloraxis", column)
         figure.add_trace(_map_trace(one, head, metric, texts, name), row=1, col=column + 1)
         figure.layout[name] = _colour_axis(one, head, metric, exclude_sink_from_range, end, theme)
-    _token_axes(figure, maps.tokens)
+    for column, metric in enumerate(metrics if maps.learned_sink else ()):
+        if metric != "cosine":  # what has no value has no direction
+            name = numbered("coloraxis", column)
+            figure.add_trace(_learned_sink_trace(one, head, metric, name), row=1, col=column + 1)
+    _token_axes(figure, maps.tokens, maps.learned_sink)
     figure.update_layout(
         template=template(theme),
         title=f"Layer {layer} · head {head}",
@@ -105,6 +112,8 @@ def token_contributions(
     theme: Theme = "light",
 ) -> go.Figure:
     """What one query attends to against what really moves the output: bars over the keys that it sees.
+
+    A learned sink (gpt-oss) has bars of its own before the first token.
 
     Args:
         maps: from :func:`sinklens.attention_maps`.
@@ -134,6 +143,7 @@ def token_contributions(
     query %= length
     keys = np.flatnonzero(one.visible[0, query].numpy())
     positions, labels = token_ticks(maps.tokens)
+    before = [_LEARNED_SINK_AT] if maps.learned_sink else []
     figure = go.Figure([_bars(one, head, query, keys, metric) for metric in metrics])
     figure.update_layout(
         template=template(theme),
@@ -145,12 +155,12 @@ def token_contributions(
         xaxis={
             "title": "Key",
             "tickmode": "array",
-            "tickvals": positions,
-            "ticktext": labels,
+            "tickvals": [*before, *positions],
+            "ticktext": [LEARNED_SINK for _ in before] + labels,
             "tickangle": -60,
             "tickfont": {"family": TOKEN_FONT},
             "showgrid": False,
-            "range": [-0.6, max(keys.max(initial=0), 1) + 0.6],
+            "range": [min([0, *before]) - 0.6, max(keys.max(initial=0), 1) + 0.6],
         },
         yaxis={"title": "Share"},
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right"},
@@ -160,8 +170,12 @@ def token_contributions(
 
 def _bars(one: AttentionMaps, head: int, query: int, keys: np.ndarray, metric: str) -> go.Bar:
     values = one.metric(metric)[0, head, query].float().numpy()[keys]
+    places: np.ndarray = keys
+    if one.learned_sink and metric != "cosine":
+        places = np.concatenate([[_LEARNED_SINK_AT], keys])
+        values = np.concatenate([_learned_sink_shares(one, head, metric)[query : query + 1], values])
     return go.Bar(
-        x=keys,
+        x=places,
         y=values,
         name=METRIC_LABELS[metric],
         marker={"color": _METRIC_COLOURS.get(metric), "line": {"width": 0}},
@@ -194,6 +208,26 @@ def _map_trace(one: AttentionMaps, head: int, metric: str, texts: list[list[str]
     )
 
 
+def _learned_sink_shares(one: AttentionMaps, head: int, metric: str) -> Float[np.ndarray, " query"]:
+    """The null key's attention; of what values bring it brings nothing."""
+    mass = one.learned_sink_mass[0, head].float().clamp(min=0)
+    return (mass if metric == "attention" else mass * 0).numpy()
+
+
+def _learned_sink_trace(one: AttentionMaps, head: int, metric: str, axis: str) -> go.Heatmap:
+    labels = [f"{escape(token)} ({position})" for position, token in enumerate(one.tokens)]
+    return go.Heatmap(
+        z=_learned_sink_shares(one, head, metric)[:, None],
+        x=[_LEARNED_SINK_AT],
+        dx=1,
+        y=list(range(len(one.tokens))),
+        coloraxis=axis,
+        text=[[f"query {label}<br>learned sink, a null key without a value"] for label in labels],
+        hovertemplate=f"%{{text}}<br>{METRIC_LABELS[metric]} <b>%{{z:.4g}}</b><extra></extra>",
+        name=f"{METRIC_LABELS[metric]}, {LEARNED_SINK}",
+    )
+
+
 def _cell_texts(one: AttentionMaps, head: int) -> list[list[str]] | None:
     length = len(one.tokens)
     if length * length > _MOST_LABELLED_CELLS:
@@ -219,6 +253,23 @@ def _colour_axis(
     values = _cells(one, head, metric)
     if exclude_sink:
         values = np.delete(values, list(one.sink_positions), axis=1)
+    return colour_axis(values, metric, end, theme)
+
+
+def colour_axis(values: Float[np.ndarray, "..."], metric: str, end: float, theme: Theme) -> dict[str, Any]:
+    """The colour axis of one map of a metric, with its bar at the map's end.
+
+    Args:
+        values: what the range is chosen for; NaN is left out.
+        metric: its name.
+        end: where the map ends, as a share of the plotting width.
+        theme: ``"light"`` or ``"dark"``.
+
+    Example:
+        >>> axis = colour_axis(np.array([0.1, 0.4]), "attention", 1.0, "light")
+        >>> axis["cmin"], axis["cmax"]
+        (0.0, 0.4)
+    """
     if metric in SIGNED_METRICS:
         low, high = symmetric_range(values, robust=True, share=_CONTRIBUTION_SHARE)
     else:
@@ -229,7 +280,7 @@ def _colour_axis(
     return {"cmin": low, "cmax": high, "colorscale": palette(theme).scale(_scale(metric)), "colorbar": bar}
 
 
-def _token_axes(figure: go.Figure, tokens: Sequence[str]) -> None:
+def _token_axes(figure: go.Figure, tokens: Sequence[str], learned_sink: bool) -> None:
     positions, labels = token_ticks(tokens)
     ticks = {
         "tickmode": "array",
@@ -243,6 +294,9 @@ def _token_axes(figure: go.Figure, tokens: Sequence[str]) -> None:
     # tick.
     font = {"family": TOKEN_FONT, "size": 10 if len(tokens) <= 40 else 9}
     span = [-0.5, len(tokens) - 0.5]
-    figure.update_xaxes(**ticks, tickangle=-90, tickfont=font, range=span, title="Key")
     figure.update_yaxes(**ticks, tickfont=font, range=span[::-1])
+    if learned_sink:
+        span = [_LEARNED_SINK_AT - 0.5, span[1]]
+        ticks |= {"tickvals": [_LEARNED_SINK_AT, *positions], "ticktext": [LEARNED_SINK, *labels]}
+    figure.update_xaxes(**ticks, tickangle=-90, tickfont=font, range=span, title="Key")
     figure.update_yaxes(title="Query", col=1)

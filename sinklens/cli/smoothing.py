@@ -1,0 +1,86 @@
+"""``sinklens smoothing``: does dense attention make tokens more alike than sparse attention does?"""
+
+from typing import Annotated, Any
+
+import typer
+
+from sinklens.cli.app import command
+from sinklens.cli.options import HeadOptions
+from sinklens.cli.output import StudyOutputs, records
+from sinklens.cli.parse import decimals
+from sinklens.errors import InputError
+
+
+@command("smoothing")
+def smoothing_command(
+    *,
+    strengths: Annotated[
+        str, typer.Option(help="Shares λ of uniform attention; 0 and 1 must be among them.")
+    ] = "0,0.25,0.5,0.75,1",
+    depth: Annotated[bool, typer.Option("--depth/--no-depth", help="Densify the whole model too.")] = True,
+    outputs: StudyOutputs,
+    request: HeadOptions,
+) -> None:
+    """Does dense attention smooth tokens?
+
+    Mean pairwise cosine after each layer's attention, from sparse to uniform, beside its prediction.
+    """
+    steps = _strengths(strengths)
+    _check_sink(request.sink)
+    outputs.check(request.data)
+    texts, options = request.texts(), request.measurement()
+    _report(_measured(request, texts, steps, depth, options), outputs, request.text_name)
+
+
+def _measured(request: HeadOptions, texts: Any, steps: tuple[float, ...], depth: bool, options: dict[str, Any]) -> Any:
+    from sinklens.ablation import oversmoothing
+
+    return oversmoothing(request.load(), texts, steps, depth=depth, **options)
+
+
+def _strengths(text: str) -> tuple[float, ...]:
+    from sinklens.ablation.smoothing import check_strengths
+
+    try:
+        return check_strengths(decimals(text, "--strengths"))
+    except InputError as error:
+        raise InputError(str(error) if "--strengths" in str(error) else f"--strengths: {error}") from None
+
+
+def _check_sink(sink: str) -> None:
+    from sinklens.models.sinks import sink_rule
+
+    sink_rule(sink)
+
+
+def _report(result: Any, outputs: StudyOutputs, text_name: str) -> None:
+    from sinklens.reports.smoothing import render_smoothing
+
+    outputs.finish(
+        result,
+        smoothing_figures(result),
+        smoothing_summary(result),
+        lambda: render_smoothing(result, title=outputs.title, text_name=text_name),
+    )
+
+
+def smoothing_summary(result: Any) -> str:
+    """What is printed of an oversmoothing study."""
+    from sinklens.reports.smoothing import counter_table, difference_table, smoothing_headlines
+
+    source = result.provenance
+    first = f"{source.model_name}: {source.n_documents} documents, {source.n_tokens:,} tokens"
+    lines = [f"{each.value}  {each.label}. {each.detail}" for each in smoothing_headlines(result)]
+    return "\n\n".join([first, "\n".join(lines), difference_table(result).to_text(), counter_table(result).to_text()])
+
+
+def smoothing_figures(result: Any) -> dict[str, Any]:
+    """An oversmoothing study as JSON holds it."""
+    return {
+        "result": type(result).__name__,
+        "cells": records(result.to_dataframe()),
+        "dense_minus_diagonal": records(result.dense_minus_diagonal()),
+        "counters": records(result.counters()),
+        "prediction_error": records(result.prediction_error()),
+        "provenance": result.provenance.to_dict(),
+    }
