@@ -107,7 +107,7 @@ def test_check_of_a_refused_model_exits_with_1(monkeypatch: pytest.MonkeyPatch) 
         (["--sink", "last"], ["sink", "last", "first"]),
         (["--context-length", "9999"], ["context_length 9999", "64"]),
         (["--context-length", "0"], ["context_length", "0"]),
-        (["--batch-size", "0"], ["batch_size"]),
+        (["--batch-size", "0"], ["--batch-size"]),
         (["--overflow", "wrap"], ["overflow", "wrap"]),
         (["--min-length", "60", "--context-length", "64", "--data", "{data}"], ["no usable document", "60"]),
         (["--sink", "40", "--context-length", "64", "--data", "{data}"], ["sink position 40"]),
@@ -189,7 +189,7 @@ def test_import_is_light_and_help_is_quick() -> None:
         "assert not heavy, heavy\n"
         "assert sinklens.__version__ and 'head_profile' in dir(sinklens)\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
 def test_every_public_name_exists() -> None:

@@ -18,7 +18,7 @@ BOTH: list[tuple[list[str], list[str]]] = [
     (["--sink", "40"], ["sink position 40", "lies beyond"]),
     (["--effect", "accuracy"], ["--effect", "accuracy", "delta_loss"]),
     (["--n-bootstrap", "0"], ["--n-bootstrap", "0"]),
-    (["--batch-size", "0"], ["batch_size"]),
+    (["--batch-size", "0"], ["--batch-size"]),
     (["--fields", "question"], ["line 1", "question"]),
     (["--out", "page.pdf"], ["page.pdf", ".html"]),
     (["--table", "table.xls"], ["table.xls", ".csv"]),

@@ -359,7 +359,7 @@ def test_ctrl_c_leaves_a_file_that_is_picked_up_again(folder: Path, data: Path) 
     while not kept.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert output == ""
     assert errors.splitlines()[-1].endswith("--resume so_far.safetensors goes on from there")
@@ -373,7 +373,7 @@ def test_a_model_folder_and_a_text_become_a_page(folder: Path, data: Path) -> No
     process = start(
         "ablate", "--model", folder, "--texts", data, "--device", "cpu", "--context-length", 32, *OUTPUTS, "--quiet"
     )
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert "all layers  zero" in output
     assert files() == ["all.json", "page.html", "result.safetensors", "table.csv"]

@@ -251,6 +251,52 @@ def test_a_document_without_figures_has_no_massive_dimensions_either() -> None:
     assert both.massive_dimensions().equals(one.massive_dimensions())
 
 
+def test_a_piece_without_a_sink_takes_no_part_in_the_share_of_massive_dimensions() -> None:
+    loose = {"massive_magnitude": 0.5, "massive_ratio": 5.0, "sink": "token:5"}
+    tokens = inputs("llama")[0]
+    first, rest = torch.cat([torch.tensor([5]), tokens[1:10]]), tokens[1:9]
+    assert 5 not in rest
+    model = load("bridge", "llama")
+    whole = measured(model, [torch.cat([first, rest])], context_length=len(first), **loose)
+    alone = measured(model, [first], **loose)
+    assert whole.provenance.n_sequences == 2
+    assert len(alone.massive_dimensions())
+    assert whole.massive_dimensions().equals(alone.massive_dimensions())
+
+
+def test_the_largest_ratio_is_over_the_median_of_all_entries() -> None:
+    model, tokens = load("bridge", "llama"), inputs("llama")
+    rows = sl.run(model, tokens, [Spaces()], progress=False)[0][0][0]
+    assert rows.size % 2 == 0
+    expected = np.abs(rows).max() / np.median(np.abs(rows))
+    assert measured(model, tokens).mean("largest_ratio")[0, 0].item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "granite"])
+def test_tokens_that_differ_by_rounding_are_not_told_apart(name: str) -> None:
+    """Without absolute positions equal tokens stay equal in every layer, but for the last bits of float32."""
+    found = measured(load("bridge", name), torch.full((1, 10), 7))
+    assert found.mean("representable").unique().tolist() == [0.0]
+    assert found.mean("key_margin").unique().tolist() == [0.0]
+
+
+def test_a_short_sink_that_all_tokens_point_to_is_not_anti_aligned() -> None:
+    model, tokens = new("bridge", "llama"), inputs("llama")
+    along = torch.nn.functional.one_hot(torch.tensor(3), 64).float()
+
+    def plant(tensor: Tensor, hook: Any) -> Tensor:
+        tensor = 0.1 * tensor + 5 * along
+        tensor[:, 0] = sign * along
+        return tensor
+
+    for sign, expected in ((1.0, 0.0), (-1.0, 1.0)):
+        with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", plant)]):
+            found = measured(model, tokens, layers=[0])
+        assert found.mean("anti_alignment_margin")[0, 0] > 0  # W = -x_s x_sᵀ makes a sink of both
+        assert found.mean("cosine_mean")[0, 0].sign() == sign
+        assert found.mean("anti_aligned")[0, 0] == expected
+
+
 def test_a_sink_in_the_middle_is_read_by_the_queries_after_it() -> None:
     model = load("bridge", "llama")
     tokens = inputs("llama")

@@ -129,6 +129,23 @@ def test_effective_norms_have_the_gain_folded_in(name: str) -> None:
             assert found != pytest.approx(result.cost(f"{of}_nuclear")[layer, 1].item(), rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_gain_is_known_in_every_precision(name: str) -> None:
+    """What a norm adds under its root is no rounding error of a more precise type."""
+    double, single = (sl.head_costs(bridge(name, dtype), progress=False) for dtype in (torch.float64, torch.float32))
+    assert double.refused == single.refused == ()
+    for cost, values in single.norms.items():
+        torch.testing.assert_close(double.norms[cost], values, rtol=1e-5, atol=0)
+
+
+def test_shares_of_queries_are_exact() -> None:
+    result = sl.head_costs(bridge("llama"), TEXTS, embedding_layers=[], embedding_tokens=8, progress=False)
+    assert result.margins is not None
+    shares = result.margins.documents("sink_share") * 7
+    assert torch.equal(shares, shares.round())
+    assert shares.unique().numel() > 2
+
+
 def test_weights_that_are_not_the_queries_are_refused() -> None:
     """A hook of the user's own edits the queries: the weights no longer say what they are."""
     model = new_bridge("llama")

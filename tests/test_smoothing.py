@@ -15,7 +15,7 @@ from sinklens.models.attention import ModelAttention
 from sinklens.models.layer import LayerAttention
 from sinklens.results.smoothing import PATHS
 from tests.captured import BACKENDS, MODELS, TEXT_FAMILIES, RawLayer, load, n_hooks, new, raw_layers
-from tests.families import FAMILIES, hf_model
+from tests.families import FAMILIES, bridge, hf_model
 from tests.gaps import prompt
 from tests.reference import smoothing as reference
 
@@ -228,6 +228,16 @@ def test_padding_and_batches_change_nothing(name: str) -> None:
         torch.testing.assert_close(
             one.documents(quantity), other.documents(quantity), atol=1e-5, rtol=1e-5, equal_nan=True
         )
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_model_in_float64_gives_the_same(name: str) -> None:
+    double, single = (
+        sl.oversmoothing(bridge(name, dtype), prompt(name), STRENGTHS, progress=False)
+        for dtype in (torch.float64, torch.float32)
+    )
+    for quantity, values in single.values.items():
+        torch.testing.assert_close(double.values[quantity], values, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
 def test_a_pattern_that_cannot_be_edited_has_no_depth() -> None:

@@ -64,6 +64,13 @@ def test_dense_minus_diagonal_is_paired_and_has_a_verdict() -> None:
     assert "dense smooths more in 1, less in 1 of 3 layers" in repr(result)
 
 
+def test_rounding_decides_nothing() -> None:
+    after = stepped([0.5, 0.5, 1.0], [0.5 + 1e-7, 0.5 - 1e-7, 1.0])
+    table = made(after_cosine=after).dense_minus_diagonal()
+    assert (table["low"][0] > 0, table["high"][1] < 0) == (True, True)
+    assert table["verdict"].tolist() == ["undecided"] * 3
+
+
 def test_counters_are_the_difference_without_a_part_minus_the_whole() -> None:
     result = made(
         2,
@@ -186,6 +193,17 @@ def test_numbers_that_are_none_are_refused() -> None:
         model.blocks[1].attn.v.original_component.weight[0, 0] = math.nan
     with pytest.raises(UnsupportedAttentionError, match=r"layer 1: its head outputs are not A v \(relative gap nan\)"):
         sl.oversmoothing(model, prompt("llama"), depth=False, progress=False)
+    with pytest.raises(UnsupportedAttentionError, match="layer 1: its head outputs hold NaN; look at its weights"):
+        sl.oversmoothing(model, prompt("llama"), progress=False)
+    with torch.no_grad():
+        model.blocks[1].attn.v.original_component.weight[0, 0] = 0.0
+    assert sl.oversmoothing(model, prompt("llama"), progress=False).has_depth
+
+
+def test_images_are_refused_as_such() -> None:
+    pixels = torch.zeros(1, 3, 16, 16)
+    with pytest.raises(sl.InputError, match="reads images, and this is measured on text"):
+        sl.oversmoothing(load("bridge", "vit"), pixels, progress=False)
 
 
 def test_sinks_are_left_out_as_tokens_only() -> None:

@@ -295,7 +295,12 @@ def test_duplicate_values_have_rank_one_and_keep_zero_out() -> None:
 
 def test_fewer_values_than_dimensions_exclude_zero_whatever_they_are() -> None:
     result = planted(torch.eye(5).unsqueeze(0), torch.eye(5, 6).unsqueeze(1))
-    assert [figure(result, name) for name in ("value_rank", "full_rank", "independent", "zero_excluded")] == [4, 1, 1, 1]
+    assert [figure(result, name) for name in ("value_rank", "full_rank", "independent", "zero_excluded")] == [
+        4,
+        1,
+        1,
+        1,
+    ]
     assert figure(result, "hull_distance") == pytest.approx(0.5)  # of four unit vectors at right angles: 1/√4
 
 

@@ -13,6 +13,7 @@ import torch
 import sinklens as sl
 from benchmarks.findings.switch import measure_switch, switch_findings
 from sinklens import viz
+from sinklens.analyzers.switch import _checked
 from sinklens.metrics.switch import CARRIERS
 from sinklens.reports.switch import carrier_table, head_table, layer_table, render_switch, switch_headlines
 from sinklens.results.switch import SCALES
@@ -97,6 +98,7 @@ def test_stacks_are_as_high_as_the_layer_s_share(scale: str) -> None:
 
 
 def test_a_result_without_hard_switches_says_so() -> None:
+    assert "0.0% of queries hard-switched; " in repr(made(0.0))
     figure: Any = viz.switch_carriers(made(0.0))
     assert [note.text for note in figure.layout.annotations] == ["No query is hard-switched"]
     scatter: Any = viz.switch_scatter(made(0.0))
@@ -185,7 +187,7 @@ def test_the_command_prints_and_writes_what_python_measures(run: Run, data: Path
     expected = sl.attention_switch(
         load("bridge", "llama_3x5"), TEXTS, thresholds=thresholds, hull_documents=None, progress=False
     )
-    assert repr(expected) in shown.stdout
+    assert switch_headlines(expected)[0].detail in shown.stdout
     saved = sl.AttentionSwitch.load("switch.safetensors")
     assert saved.thresholds == thresholds
     for name in expected.quantities:
@@ -239,3 +241,16 @@ def test_findings_of_a_tiny_model(tmp_path: Path) -> None:
     [mlp] = [line for line in lines if line.claim == "Attention layers act like MLPs"]
     assert mlp.value == pytest.approx(1 - measured["switch"].overall("layer_others")[0])
     assert all(re.search(r"holds|does not hold|undecided", line.verdict) for line in lines)
+
+
+def test_thresholds_of_another_kind_are_refused() -> None:
+    with pytest.raises(sl.InputError, match=r"thresholds are a dict; expected sinklens\.SwitchThresholds"):
+        _checked({"values": 0.1})
+    assert _checked(None) == sl.SwitchThresholds()
+
+
+def test_without_exclusion_tests_the_summary_says_so() -> None:
+    untested = sl.attention_switch(load("bridge", "llama"), [[5, 6, 7, 8, 9]], hull_documents=0, progress=False)
+    assert "no exclusion test was made" in repr(untested)
+    tested = sl.attention_switch(load("bridge", "llama"), [[5, 6, 7, 8, 9]], progress=False)
+    assert "is excluded in 100% of heads" in repr(tested)

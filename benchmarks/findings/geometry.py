@@ -71,12 +71,12 @@ def _where_massive(found: Any, rows: list[int], where: str) -> Iterator[Finding]
 
 
 def _representable(found: Any, long: Any) -> Iterator[Finding]:
-    for result in (found, long):
+    claims = ("A sink is representable on each document's own tokens", "… and on documents joined behind one BOS")
+    for result, claim in zip((found, long), claims, strict=True):
         tokens = round(result.provenance.n_tokens / result.provenance.n_sequences)
         rank = _mean(result, "rank_share", ATTENTION_INPUT).mean()
         for space, words in SPACES.items():
             figure = f"share of layers, {words}, {tokens} tokens (rank {rank:.2f} of the tokens)"
-            claim = "A sink is representable on each document's own tokens"
             yield Finding(claim, figure, *_over(result, "representable", space), boundary=0.5)
     figure = "margin of the rank-one form behind the norm minus before it, mean over layers"
     gap = _mean(long, "witness_margin", ATTENTION_INPUT) - _mean(long, "witness_margin", RESIDUAL)

@@ -50,7 +50,8 @@ def oversmoothing(
         texts: what :func:`sinklens.tokenize` takes, or the batches that it made.
         strengths: ``λ``; 0 and 1 must be among them.
         layers: those that are measured; None for all. Depth edits all layers in any case.
-        sink: left out of cosines: ``"first"``, ``"token:ID"``, positions, or ``"detect"``. A query still attends to it.
+        sink: left out of cosines: ``"first"``, ``"token:ID"``, positions, or ``"detect"``; nothing is, where
+            there is none. A query still attends to it.
         depth: whether to run the densified model, a pass for every strength and path.
         progress: whether to show a progress bar.
         tokenization: further arguments of :func:`sinklens.tokenize`, such as ``context_length`` and ``batch_size``.
@@ -66,9 +67,9 @@ def oversmoothing(
     steps = check_strengths(strengths)
     attention = ModelAttention(model, layers)
     attention.require_no_dropout()
+    batches = as_batches(model, texts, tokenization)
     if depth:
         _require_editable(model)
-    batches = as_batches(model, texts, tokenization)
     analyzer = SmoothingAnalyzer(attention, steps, depth)
     reader = LayerReader(attention, sink_rule(sink), analyzer.templates)
     analyzer.start(Setup(attention.layers, model.cfg.n_heads, attention.name))

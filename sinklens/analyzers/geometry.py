@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,10 +111,12 @@ class GeometryAnalyzer(DocumentsAnalyzer):
         """By dimension that is ever massive, in which share of a document's sequences it is ``[layer, space, document]``."""
         every = sorted(set().union(*(each for rows in self._dimensions for spaces in rows for each in spaces)))
         documents = torch.tensor(self._documents)
+        measured = ~torch.stack([torch.cat(rows) for rows in self._rows["massive_count"]]).isnan()
         shares = {}
         for dimension in every:
             is_massive = [[[float(dimension in each) for each in row] for row in rows] for rows in self._dimensions]
-            share = self._by_document(torch.tensor(is_massive, dtype=torch.float64), documents).movedim(1, -1)
+            counted = torch.tensor(is_massive, dtype=torch.float64).where(measured, float("nan"))
+            share = self._by_document(counted, documents).movedim(1, -1)
             shares[f"{DIMENSION}{dimension}"] = share.where(~defined.isnan(), float("nan"))
         return shares
 
@@ -142,12 +145,17 @@ def _figures(rows: Tensor, pattern: ScorePattern, massive: Tensor, left_out: lis
         **{f"{name}_without": value for name, value in without.items()},
         **{name: getattr(found, name) for name in _MARGINS},
         "representable": float(found.representable),
-        "anti_aligned": float(found.anti_alignment_margin > 0),
+        "anti_aligned": float(found.anti_alignment_margin > 0 and _opposed(rows, pattern)),
         "rank_share": numerical_rank(rows) / len(rows),
         "massive_count": float(count),
         "massive_on_sink": int(massive[sink].sum()) / count if count else float("nan"),
-        "largest_ratio": float(sizes.max() / sizes.median()),
+        "largest_ratio": (sizes.max() / float(np.median(sizes.numpy()))).item(),
     }
+
+
+def _opposed(rows: Tensor, pattern: ScorePattern) -> bool:
+    """Whether all constrained queries point away from the sink: ``-x_s x_sᵀ`` also serves a short sink that they point to."""
+    return bool((rows[pattern.target >= 0].double() @ rows[int(pattern.target.max())].double() < 0).all())
 
 
 def _cosines(rows: Tensor, sink: int) -> dict[str, float]:

@@ -135,11 +135,11 @@ def _figures(name: str, pattern: Tensor, visible: Tensor, target: Tensor, querie
     counted = counted.to(margins.device)
     margins = margins.masked_fill(~counted, torch.nan)
     least = margins.nan_to_num(nan=torch.inf).amin(-1)
-    holds = ((margins > 0) & counted).sum(-1) / counted.sum(-1)
+    holds = ((margins > 0) & counted).sum(-1, dtype=torch.float64) / counted.sum(-1)
     return {
         f"{name}_margin": margins.nanquantile(0.5, dim=-1),
         f"{name}_margin_least": least.masked_fill(least.isinf(), torch.nan),
-        f"{name}_share": holds.double(),
+        f"{name}_share": holds,
     }
 
 
@@ -173,7 +173,8 @@ def head_costs(
         model: a TransformerBridge or HookedTransformer; it is not changed.
         texts: what :func:`sinklens.tokenize` takes; None measures the weights alone.
         layers: the model's own layer numbers; None for all.
-        sink: how sinks are chosen (:func:`sinklens.sink_rule`).
+        sink: how sinks are chosen (:func:`sinklens.sink_rule`). Of several in a sequence, heads' margins are those of their
+            joint attention, least costs those of the first.
         margin: in score units, above 0, that least costs are for; they are proportional to it.
         embedding_layers: where least costs are solved for: seconds for each layer and document. None for five layers spread
             over the model, an empty list for none.
@@ -328,7 +329,7 @@ def _with_least_costs(
             spent.setdefault(sample.layer, []).append(_span_norms(sample.X, *factors[sample.layer]))
     layers = tuple(sorted(least))
     solved = {
-        name: torch.tensor([[row[name] for row in least[layer]] for layer in layers]).double()
+        name: torch.tensor([[row[name] for row in least[layer]] for layer in layers], dtype=torch.float64)
         for name in least[layers[0]][0]
     }
     spans = {

@@ -74,7 +74,7 @@ def attention_step(view: LayerAttention, addition: Addition) -> AttentionStep:
         view: of a layer, with ``RESIDUAL_BEFORE`` captured.
         addition: of the layer.
     """
-    uniform = uniform_attention(view.visible)
+    uniform = uniform_attention(view.visible).to(view.value.dtype)
     dense = expand_kv_heads(attended_values(uniform, view.value), view.n_heads)
     bias = 0.0 if view.weights.b_O is None else view.weights.b_O
 

@@ -60,7 +60,7 @@ class SwitchAnalyzer(DocumentsAnalyzer):
         number = 0 if hull_documents is None else whole_number(hull_documents)
         if number is None or number < 0:
             raise InputError(f"hull_documents is {hull_documents!r}; expected a number from 0 on, or None for all")
-        self.thresholds = thresholds or SwitchThresholds()
+        self.thresholds = _checked(thresholds)
         self.hull_documents = None if hull_documents is None else number
 
     def begin(self, batch: TokenBatch) -> None:
@@ -100,6 +100,17 @@ def _value_scale(attention: LayerAttention) -> Tensor:
     """Mean norm of the values of all tokens but the sinks, ``[batch, head]``; ungated, so that a closed gate shows."""
     others = (attention.mask & ~sink_mask(attention.sink, attention.mask.shape[-1])).unsqueeze(1)
     return torch.where(others, attention.value_norm, 0.0).sum(-1) / others.sum(-1)
+
+
+def _checked(thresholds: Any) -> SwitchThresholds:
+    if thresholds is None:
+        return SwitchThresholds()
+    if not isinstance(thresholds, SwitchThresholds):
+        raise InputError(
+            f"thresholds are a {type(thresholds).__name__}; expected sinklens.SwitchThresholds, such as "
+            "SwitchThresholds(values=0.05)"
+        )
+    return thresholds
 
 
 def _switches(attention: LayerAttention, thresholds: SwitchThresholds) -> dict[str, Tensor]:
@@ -234,7 +245,8 @@ def attention_switch(
         layers: the model's own layer numbers; None for all.
         sink: ``"first"``, ``"token:ID"``, positions, or ``"detect"`` (:func:`sinklens.sink_rule`).
         thresholds: all that decides; recorded in the result's conventions.
-        hull_documents: the exclusion tests are made on the first so many documents; None for all, 0 for none.
+        hull_documents: the exclusion tests are made on those of the first so many documents of the text that are not left out
+            as too short; None for all, 0 for none.
         progress: whether to show a progress bar.
         tokenization: further arguments of :func:`sinklens.tokenize`.
 

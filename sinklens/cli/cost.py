@@ -91,12 +91,12 @@ def _report(result: Any, outputs: StudyOutputs, text_name: str) -> None:
 
 def cost_summary(result: Any) -> str:
     """What is printed of head costs."""
+    from sinklens.cli.summaries import study_summary
     from sinklens.reports.head_costs import correlation_table, cost_headlines, kinds_table, least_table, refusals
 
-    lines = [f"{each.value}  {each.label}. {each.detail}" for each in cost_headlines(result)]
     tables = [correlation_table(result), kinds_table(result)] if result.scores else []
     tables += [] if result.least is None else [least_table(result)]
-    return "\n\n".join([repr(result), "\n".join(lines), *(table.to_text() for table in tables), *refusals(result)])
+    return study_summary(result.provenance, cost_headlines(result), tables, refusals(result))
 
 
 def cost_figures(result: Any) -> dict[str, Any]:
@@ -122,6 +122,9 @@ def _theory(costs: CostOptions, outputs: StudyOutputs) -> None:
             raise InputError(f"{name} is of a model's costs; with --theory take --table or --json")
     outputs.check(None)
     lengths = numbers_and_ranges(costs.lengths, "--lengths")
-    found = PatternCosts.of(lengths, causal=not costs.full, scaled=not costs.unscaled)
+    try:
+        found = PatternCosts.of(lengths, causal=not costs.full, scaled=not costs.unscaled)
+    except InputError as error:
+        raise InputError(f"--lengths: {error}") from None
     figures = {"result": "PatternCosts", "setting": found.setting, "costs": records(found.to_dataframe())}
     outputs.finish(found, figures, theory_table(found).to_text(), lambda: "")

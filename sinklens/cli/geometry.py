@@ -8,7 +8,6 @@ import typer
 from sinklens.cli.app import command
 from sinklens.cli.options import HeadOptions
 from sinklens.cli.output import StudyOutputs, records
-from sinklens.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,6 @@ def geometry_command(*, massive: MassiveOptions, outputs: StudyOutputs, request:
 
     arguments = massive.arguments()
     sink_rule(request.sink)
-    _check_batches(request)
     outputs.check(request.data)
     options: dict[str, Any] = request.measurement() | arguments
     texts = request.texts()
@@ -58,20 +56,14 @@ def geometry_command(*, massive: MassiveOptions, outputs: StudyOutputs, request:
     )
 
 
-def _check_batches(request: HeadOptions) -> None:
-    for name in ("batch_size", "min_length", "context_length", "documents"):
-        value = getattr(request, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} is {value}; expected a number from 1 on")
-
-
 def geometry_summary(result: Any) -> str:
     """What is printed of a sink geometry."""
-    from sinklens.reports.geometry import geometry_table, massive_table
+    from sinklens.cli.summaries import study_summary
+    from sinklens.reports.geometry import geometry_headlines, geometry_table, massive_table
     from sinklens.results.geometry import SPACES
 
     tables = [*(geometry_table(result, space) for space in SPACES), massive_table(result)]
-    return "\n\n".join([repr(result), *(table.to_text() for table in tables if table.rows)])
+    return study_summary(result.provenance, geometry_headlines(result), [table for table in tables if table.rows])
 
 
 def geometry_figures(result: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import typer
 
 from sinklens.cli.app import command
 from sinklens.cli.known_models import list_models
-from sinklens.cli.options import AsJson, HeadOptions, ModelOptions
+from sinklens.cli.options import BUILT_IN, AsJson, HeadOptions, ModelOptions
 from sinklens.cli.output import records, say, shown
 from sinklens.cli.parse import names
 
@@ -27,7 +27,7 @@ def report_command(
     ] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     sections: Annotated[
-        str | None, typer.Option(help="Further parts, measured too: geometry,smoothing,switch,cost.")
+        str | None, typer.Option(help="Further parts, measured too: geometry,smoothing,switch,cost; toy.")
     ] = None,
     eps: Eps = 0.3,
     request: HeadOptions,
@@ -46,7 +46,7 @@ def report_command(
     wanted = () if sections is None else check_sections(names(sections, "--sections"))
     texts = request.texts()
     options: dict[str, Any] = request.measurement() | {"eps": eps, "title": title, "sections": wanted}
-    options["prompt"] = DEMO_PROMPT if prompt is None and request.data is None else prompt
+    options["prompt"] = DEMO_PROMPT if prompt is None and request.text_name == BUILT_IN else prompt
     options["text_name"] = request.text_name
     path = report(request.load(), texts, out, **options)
     found = {"report": str(path), "bytes": path.stat().st_size}

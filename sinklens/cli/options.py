@@ -11,7 +11,15 @@ from sinklens.errors import InputError
 
 DATA_HELP = "A .txt or .jsonl file, or hf:NAME[:CONFIG][@SPLIT]. Default: a built-in text."
 BUILT_IN = "the built-in demonstration text"
+TOY = "toy"  # knows its own words only
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+
+
+def _toy_sequences() -> Any:
+    """Sequences that the packaged toy was not trained on."""
+    from sinklens.toy import held_out, load_toy
+
+    return held_out(load_toy().task)
 
 
 def check_resampling(seed: int, n_bootstrap: int) -> None:
@@ -33,9 +41,9 @@ def check_resampling(seed: int, n_bootstrap: int) -> None:
 class ModelOptions:
     """Which model, and which text."""
 
-    model: Annotated[str, typer.Option("--model", "-m", help="Hub name, local folder, GGUF file, or smollm2-135m.")] = (
-        "smollm2-135m"
-    )
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Hub name, local folder, GGUF file, smollm2-135m or toy.")
+    ] = "smollm2-135m"
     data: Annotated[str | None, typer.Option("--data", "--texts", "-d", help=DATA_HELP)] = None
     fields: Annotated[str | None, typer.Option(help="Fields of a .jsonl or dataset: question,answer.")] = None
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the best one there is.")] = None
@@ -59,7 +67,7 @@ class ModelOptions:
         from sinklens.reports.demo_text import DEMO_TEXTS
 
         if self.data is None:
-            return list(DEMO_TEXTS)
+            return list(DEMO_TEXTS) if self.model != TOY else _toy_sequences()
         if is_dataset_name(self.data):
             return self.data
         next(iter(document_source(Path(self.data), self.field_names).read()))
@@ -73,7 +81,9 @@ class ModelOptions:
     @property
     def text_name(self) -> str:
         """What the text is called on a page."""
-        return BUILT_IN if self.data is None else self.data
+        if self.data is not None:
+            return self.data
+        return BUILT_IN if self.model != TOY else "sequences of the toy's own task"
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,15 @@ class TextOptions(ModelOptions):
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False
 
     def tokenization(self) -> dict[str, Any]:
-        """The arguments of :func:`sinklens.tokenize`."""
+        """The arguments of :func:`sinklens.tokenize`, counts checked before a model is loaded.
+
+        Raises:
+            InputError: a count is below 1.
+        """
+        for name in ("batch_size", "min_length", "context_length", "documents"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"--{name.replace('_', '-')} is {value}; expected a number from 1 on")
         same = ("context_length", "batch_size", "min_length", "overflow")
         own = {"max_documents": self.documents, "fields": self.field_names}
         return {name: getattr(self, name) for name in same} | own

@@ -58,8 +58,8 @@ def _state(path: Path | None) -> tuple[int, int] | None:
 class StudyOutputs:
     """The files of a study."""
 
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="An HTML page with the curves.")] = None
-    table: Annotated[Path | None, typer.Option(help="A table of all effects: .parquet, .csv or .json.")] = None
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="An HTML page with charts and tables.")] = None
+    table: Annotated[Path | None, typer.Option(help="All figures as a table: .parquet, .csv or .json.")] = None
     json: Annotated[Path | None, typer.Option(help="All figures as JSON; - prints them in place of the table.")] = None
     save: Annotated[Path | None, typer.Option(help="The result itself, .safetensors, to be loaded in Python.")] = None
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None

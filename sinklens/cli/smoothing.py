@@ -66,12 +66,12 @@ def _report(result: Any, outputs: StudyOutputs, text_name: str) -> None:
 
 def smoothing_summary(result: Any) -> str:
     """What is printed of an oversmoothing study."""
+    from sinklens.cli.summaries import study_summary
     from sinklens.reports.smoothing import counter_table, difference_table, smoothing_headlines
 
-    source = result.provenance
-    first = f"{source.model_name}: {source.n_documents} documents, {source.n_tokens:,} tokens"
-    lines = [f"{each.value}  {each.label}. {each.detail}" for each in smoothing_headlines(result)]
-    return "\n\n".join([first, "\n".join(lines), difference_table(result).to_text(), counter_table(result).to_text()])
+    return study_summary(
+        result.provenance, smoothing_headlines(result), [difference_table(result), counter_table(result)]
+    )
 
 
 def smoothing_figures(result: Any) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """Results of studies in words for the terminal, and as JSON."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from sinklens.cli.output import records
+from sinklens.reports.facts import Headline
 from sinklens.reports.tables import (
+    Table,
     ablation_table,
     control_table,
     difference_table,
@@ -13,8 +16,31 @@ from sinklens.reports.tables import (
 )
 from sinklens.results.ablation import AblationResult, SweepResult
 from sinklens.results.faithfulness import FaithfulnessEffect, FaithfulnessResult
+from sinklens.results.provenance import Provenance
 
 SHOWN = 24  # rows on the terminal; a table of all is what --table is for
+
+
+def study_summary(
+    source: Provenance, headlines: Sequence[Headline], tables: Sequence[Table], notes: Sequence[str] = ()
+) -> str:
+    """What is printed of a study: on what it was measured, the yes and no in words, then the tables.
+
+    Example:
+        >>> table = Table("Loss", ("layer", "Δ"), (("3", "-0.1"),))
+        >>> print(study_summary(Provenance("tiny"), [Headline("−0.1", "change", "Is it less? Yes: [-0.2, -0.1].")], [table]))
+        tiny: 0 documents, 0 tokens
+        <BLANKLINE>
+        -0.1  change. Is it less? Yes: [-0.2, -0.1].
+        <BLANKLINE>
+        Loss
+        layer     Δ
+        3      -0.1
+    """
+    of = f"{source.n_documents} {'document' if source.n_documents == 1 else 'documents'}, {source.n_tokens:,} tokens"
+    # Tables on a terminal have the keyboard's minus, so that they can be read by programs.
+    words = "\n".join(f"{each.value}  {each.label}. {each.detail}" for each in headlines).replace("−", "-")
+    return "\n\n".join([f"{source.model_name}: {of}", words, *(table.to_text() for table in tables), *notes])
 
 
 def ablation_summary(result: AblationResult, effect: str) -> str:

@@ -84,12 +84,13 @@ def switch_command(*, switch: SwitchOptions, outputs: StudyOutputs, request: Hea
 
 def switch_summary(result: Any) -> str:
     """What is printed of an attention switch."""
-    from sinklens.reports.switch import assumption_table, carrier_table, head_table, layer_table
+    from sinklens.cli.summaries import study_summary
+    from sinklens.reports.switch import assumption_table, carrier_table, head_table, layer_table, switch_headlines
 
     tables = [carrier_table(result), head_table(result, 10)]
     if result.n_hull_documents:
         tables.append(assumption_table(result))
-    return "\n\n".join([repr(result), *(table.to_text() for table in [*tables, layer_table(result)])])
+    return study_summary(result.provenance, switch_headlines(result), [*tables, layer_table(result)])
 
 
 def switch_figures(result: Any) -> dict[str, Any]:

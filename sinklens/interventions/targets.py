@@ -194,10 +194,12 @@ def _probe(targets: Sequence[LayerTarget]) -> None:
     """With a pattern of zeros the head outputs are zero, exactly where edits of the pattern are used."""
     attention = targets[0].attention
     reached: dict[int, bool] = {}
+    nan: list[int] = []
 
     def watch(layer: int) -> Any:
         def note(z: Tensor, hook: Any) -> None:
             reached[layer] = not bool(torch.count_nonzero(z))
+            nan.extend([layer] if bool(z.isnan().any()) else [])
 
         return note
 
@@ -214,6 +216,10 @@ def _probe(targets: Sequence[LayerTarget]) -> None:
             f"{attention.name}: whether edits of the pattern are used cannot be found out with three tokens "
             f"({one_line(error)}); expected a model that reads token ids"
         ) from error
+    if nan:  # zeros times NaN, which says nothing of edits and is not to be remembered
+        raise UnsupportedAttentionError(
+            f"{attention.name}, layer {min(nan)}: its head outputs hold NaN; look at its weights"
+        )
     for target in targets:
         _EDITABLE[attention.module(target.layer)] = reached[target.layer]
 

@@ -211,7 +211,8 @@ def _establish_gain(maps: BilinearMaps, attention: ModelAttention, view: LayerAt
     """The gain ``g`` with ``n = g ⊙ normalised stream + bias``, looked for among the block's vectors."""
     found, stream = view.attention_input[0], at_least_float32(view.captured[RESIDUAL_BEFORE][0])
     stream = stream.to(found.device)
-    tolerance = TOLERANCE.get(attention.dtype, TOLERANCE["float32"])
+    # Not float64's: the number that the norm adds under its root is left out, and is no rounding error.
+    tolerance = max(TOLERANCE["float32"], TOLERANCE.get(attention.dtype, 0.0))
     if relative_gap(stream, found) <= tolerance:
         maps.gain = torch.ones_like(found[0])  # no norm before attention
         return

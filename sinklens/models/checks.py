@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinklens.errors import InputError
 from sinklens.models.attention import ModelAttention
 from sinklens.models.capture import LayerReader, hooked
 from sinklens.models.hook_names import PATTERN
@@ -69,10 +70,21 @@ def check_prompt(model: Any, text: Any = None) -> Tensor:
     """Token ids ``[1, position]``, or the pixels of one image."""
     if reads_images(model):
         return noise(model) if text is None else as_image(model, text)
-    if text is None and getattr(model, "tokenizer", None) is None:
-        text = torch.arange(min(24, model.cfg.n_ctx)) % model.cfg.d_vocab
-    batches = tokenize(model, [PROMPT] if text is None else text, batch_size=1, overflow="cut", max_documents=1)
+    if text is None:
+        return _built_in_prompt(model)
+    batches = tokenize(model, text, batch_size=1, overflow="cut", max_documents=1)
     return next(iter(batches)).tokens
+
+
+def _built_in_prompt(model: Any) -> Tensor:
+    """An English sentence; plain ids where there is no tokenizer, or one of a few words of its own."""
+    ids = torch.arange(min(24, model.cfg.n_ctx)) % model.cfg.d_vocab
+    if getattr(model, "tokenizer", None) is None:
+        return ids.unsqueeze(0)
+    try:
+        return next(iter(tokenize(model, [PROMPT], overflow="cut"))).tokens
+    except InputError:
+        return ids.unsqueeze(0)
 
 
 def _layer_check(

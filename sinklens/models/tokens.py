@@ -135,7 +135,7 @@ def as_batches(
     if reads_images(model):
         raise InputError(
             f"{model.cfg.model_name} reads images, and this is measured on text; images have attention_maps, head_profile, "
-            "run and check_model"
+            "sink_geometry, attention_switch, head_costs, run and check_model"
         )
     known = list(inspect.signature(tokenize).parameters)[2:]
     unknown = [name for name in tokenization if name not in known]

@@ -1,5 +1,6 @@
 """Does a layer's attention decompose? Compared on real tensors, never assumed from the model's name."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -49,6 +50,10 @@ class Identities:
     @property
     def failure(self) -> str | None:
         """Why the layer cannot be used, or None."""
+        if math.isnan(self.head_gap):
+            return (
+                "its head outputs are not A v (relative gap nan): its weights or what it was given hold NaN or infinity"
+            )
         if not self.head_gap <= self.tolerance:
             return (
                 f"its head outputs are not A v (relative gap {self.head_gap:.2g}): values of another layout, "

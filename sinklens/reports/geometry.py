@@ -1,7 +1,7 @@
 """The page of a sink geometry: anti-alignment, representability, massive activations, before and behind the norm."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -129,9 +129,13 @@ def _settings(result: SinkGeometry) -> Facts:
     said = result.provenance.conventions
     return [
         ("Layers", str(len(result.layers))),
-        ("Massive activation: magnitude above", str(said.get("massive_magnitude", "not recorded"))),
-        ("… and above this multiple of the median", str(said.get("massive_ratio", "not recorded"))),
+        ("Massive: magnitude above", _given(said, "massive_magnitude")),
+        ("Massive: and above the median times", _given(said, "massive_ratio")),
     ]
+
+
+def _given(said: Mapping[str, Any], name: str) -> str:
+    return f"{said[name]:g}" if name in said else "not recorded"
 
 
 def geometry_sections(result: SinkGeometry) -> list[Section]:

@@ -75,7 +75,9 @@ def cost_headlines(result: HeadCosts) -> list[Headline]:
     else:
         median = result.cost("qk_nuclear").nanmedian().item()
         found.append(
-            Headline(f"{median:,.3g}", "median nuclear norm of W_QK", "Over heads; the weights alone were measured.")
+            Headline(
+                _three_digits(median), "median nuclear norm of W_QK", "Over heads; the weights alone were measured."
+            )
         )
     return [*found, _theory_headline()]
 
@@ -104,6 +106,10 @@ def _plain_interval(low: float, high: float) -> str:
 
 def _correlation_headline(result: HeadCosts, cost: str) -> Headline:
     whole, within = (result.correlations([cost], ["sink_mass"], within_layers=way).iloc[0] for way in (False, True))
+    if math.isnan(whole.low):
+        heads = "1 head is" if whole.n_heads == 1 else f"{whole.n_heads} heads are"
+        detail = f"Do costs grow with the sink mass? Not known: {heads} too few, or all alike."
+        return Headline(_rank(whole.spearman), f"rank correlation with the sink mass: {COST_NAMES[cost]}", detail)
     answer = "yes" if whole.low > 0 else "no, it is negative" if whole.high < 0 else "not told apart from 0"
     return Headline(
         _rank(whole.spearman),
@@ -121,10 +127,10 @@ def _kinds_headline(result: HeadCosts) -> Headline:
         return Headline("none", f"{absent} heads", f"No head is of the kind {absent}, so the two cannot be compared.")
     answer = "yes" if row.high < 0 else "no, they cost more" if row.low > 0 else "not told apart"
     return Headline(
-        _figure(row.difference),
+        _difference(row.difference),
         "median cost of sink heads minus diagonal heads",
         f"Do sink heads cost less? {answer.capitalize()}: nuclear norm of W_QK, {row.n_sink} sink and {row.n_diagonal} "
-        f"diagonal heads; 95 % interval over heads {intervals([(row.low, row.high)])[0]}.",
+        f"diagonal heads; 95 % interval over heads {_difference_interval(row.low, row.high)}.",
     )
 
 
@@ -139,8 +145,17 @@ def _theory_headline() -> Headline:
     )
 
 
-def _figure(value: float) -> str:
-    return signed([value])[0].replace("-", "−")
+def _difference(value: float) -> str:
+    """Three digits with a sign: costs are of any size, and a thousandth of a norm of 1000 says nothing."""
+    return "n/a" if math.isnan(value) else _three_digits(value + 0.0, "+").replace("-", "−")
+
+
+def _difference_interval(low: float, high: float) -> str:
+    return "n/a" if math.isnan(low) else f"[{_difference(low)}, {_difference(high)}]"
+
+
+def _three_digits(value: float, sign: str = "") -> str:
+    return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"
 
 
 def _settings(result: HeadCosts) -> Facts:
@@ -225,7 +240,13 @@ def theory_table(costs: PatternCosts) -> Table:
     """A row per norm and pattern, a column per length, then the exponent with its interval."""
     fits = [(norm, kind, fit) for norm, by_kind in costs.fits.items() for kind, fit in by_kind.items()]
     rows = [
-        (kind, norm, *(f"{cost:,.4g}" for cost in fit.costs), f"{fit.exponent:.3f}", f"[{fit.low:.3f}, {fit.high:.3f}]")
+        (
+            kind,
+            norm,
+            *(f"{cost:,.0f}" if cost >= 1000 else f"{cost:.4g}" for cost in fit.costs),
+            f"{fit.exponent:.3f}",
+            f"[{fit.low:.3f}, {fit.high:.3f}]",
+        )
         for norm, kind, fit in fits
     ]
     header = ("pattern", "norm", *(f"T = {length}" for length in fits[0][2].lengths), "exponent", "95 % of the fit")
@@ -253,7 +274,7 @@ def kinds_table(result: HeadCosts, costs: list[str] | None = None) -> Table:
     table = _records(result.sink_against_diagonal(list(MAIN_COSTS) if costs is None else costs))
     rows = [
         (_name(row["cost"]), *(_short(row[kind]) for kind in ("sink", "diagonal")),
-         *signed([row["difference"]]), *intervals([(row["low"], row["high"])]))
+         _difference(row["difference"]), _difference_interval(row["low"], row["high"]))
         for row in table
     ]  # fmt: skip
     counts = table[0]
@@ -295,7 +316,7 @@ def _name(cost: str) -> str:
 
 
 def _short(value: float) -> str:
-    return "none" if math.isnan(value) else f"{value:,.3g}".replace("-", "−")
+    return "none" if math.isnan(value) else _three_digits(value).replace("-", "−")
 
 
 def _records(table: Any) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """What every page has: everything inline, nothing loaded, plotly.js once, text that cannot become markup."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
@@ -46,7 +47,13 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["json_script"] = _json_script
+    environment.filters["minus"] = _minus
     return environment
+
+
+def _minus(text: str) -> str:
+    """A minus, as in the tables, where a number begins with a hyphen; words keep theirs."""
+    return re.sub(r"(?<![^\s\[(])-(?=\d)", "−", text)
 
 
 def _read(name: str) -> str:

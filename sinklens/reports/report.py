@@ -12,7 +12,7 @@ from sinklens.models.attention import ModelAttention
 from sinklens.models.sinks import Sink, SinkRule
 from sinklens.models.tokens import tokenize
 from sinklens.reports.render import render_report, write_report
-from sinklens.reports.sections import check_sections, measured_sections
+from sinklens.reports.sections import measured_sections, require_sections
 from sinklens.results.files import check_writable
 
 PROMPT_LENGTH = 48
@@ -45,7 +45,7 @@ def report(
         sink: ``"first"``, ``"token:ID"``, positions, or ``"detect"`` (:func:`sinklens.sink_rule`).
         sections: further parts, each a measurement of its own: ``"geometry"`` (:func:`sinklens.sink_geometry`),
             ``"smoothing"`` (:func:`sinklens.oversmoothing`), ``"switch"`` (:func:`sinklens.attention_switch`), ``"cost"``
-            (:func:`sinklens.head_costs`).
+            (:func:`sinklens.head_costs`), ``"toy"`` (how the packaged toy was trained).
         progress: whether to show a progress bar.
         profile_options: further arguments of :func:`sinklens.head_profile` and :func:`sinklens.tokenize`.
 
@@ -58,7 +58,7 @@ def report(
         UnsupportedAttentionError: a layer does not decompose into attention times values.
     """
     check_writable(path)
-    wanted = check_sections(sections)
+    wanted = require_sections(sections, model)
     chosen = None if layers is None else tuple(layers)
     shown = _first_tokens(model, texts, profile_options) if prompt is None else prompt
     maps = attention_maps(model, shown, layers=chosen, sink=sink)

@@ -9,10 +9,15 @@ from sinklens.analyzers.geometry import sink_geometry
 from sinklens.analyzers.head_costs import head_costs
 from sinklens.analyzers.switch import attention_switch
 from sinklens.errors import InputError
-from sinklens.reports import geometry, smoothing, switch
+from sinklens.interventions.targets import choose, uneditable
+from sinklens.models.toy_files import NAME as TOY
+from sinklens.reports import geometry, smoothing, switch, toy
 from sinklens.reports import head_costs as costs
 from sinklens.reports.facts import Facts
 from sinklens.reports.study import Section
+from sinklens.results.smoothing import SmoothingResult
+from sinklens.results.toy_history import ToyHistory
+from sinklens.toy import load_toy
 
 
 @dataclass(frozen=True)
@@ -38,11 +43,22 @@ class ExtraSections:
     definitions: dict[str, str] = field(default_factory=dict)
 
 
+def _smoothing(model: Any, texts: Any, **options: Any) -> SmoothingResult:
+    """With the depth where the whole model can be edited; layers one by one need no edit."""
+    return oversmoothing(model, texts, depth=not uneditable(choose(model, None, None)), **options)
+
+
+def _toy_history(model: Any, texts: Any, **options: Any) -> ToyHistory:
+    """How the packaged toy was trained; it comes with the package, so nothing is measured."""
+    return load_toy().history
+
+
 EXTRAS = {
     "geometry": Extra(sink_geometry, geometry.geometry_sections, geometry.geometry_definitions),
-    "smoothing": Extra(oversmoothing, smoothing.smoothing_sections, lambda _: smoothing.DEFINITIONS),
+    "smoothing": Extra(_smoothing, smoothing.smoothing_sections, lambda _: smoothing.DEFINITIONS),
     "switch": Extra(attention_switch, switch.switch_sections, switch.switch_definitions),
     "cost": Extra(head_costs, costs.head_costs_sections, lambda _: costs.DEFINITIONS),
+    "toy": Extra(_toy_history, toy.toy_sections, lambda _: toy.DEFINITIONS),
 }
 
 
@@ -65,6 +81,22 @@ def check_sections(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in EXTRAS if name in chosen)
 
 
+def require_sections(names: Iterable[str], model: Any) -> tuple[str, ...]:
+    """:func:`check_sections` for a model that is there: only the packaged toy has a training to show.
+
+    Raises:
+        InputError: there is no such section, or the model cannot have it.
+    """
+    chosen = check_sections(names)
+    name = str(getattr(model.cfg, "model_name", ""))
+    if "toy" in chosen and name != TOY:
+        raise InputError(
+            f"section 'toy' shows how the packaged toy was trained, and the model is {name}; load it with "
+            "sinklens.load_model('toy'), or train one with `sinklens toy --out FILE`"
+        )
+    return chosen
+
+
 def measured_sections(names: Iterable[str], model: Any, texts: Any, **options: Any) -> ExtraSections:
     """Measure each of the chosen sections on the same texts.
 
@@ -75,7 +107,7 @@ def measured_sections(names: Iterable[str], model: Any, texts: Any, **options: A
         options: of each measurement.
     """
     found = ExtraSections()
-    for name in check_sections(names):
+    for name in require_sections(names, model):
         extra = EXTRAS[name]
         result = extra.measure(model, texts, **options)
         found.sections += extra.sections(result)

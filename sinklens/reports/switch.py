@@ -182,7 +182,7 @@ def head_table(result: AttentionSwitch, n: int = HEADS_SHOWN) -> Table:
     rows = []
     for row in table.to_dict("records"):
         place = (row["layer"], row["head"])
-        lead = carriers.loc[place].nlargest(1, "share")
+        lead = carriers.loc[place].dropna(subset=["share"]).nlargest(1, "share")
         by = "–" if lead.empty else f"{CARRIER_LABELS[lead['carrier'].iloc[0]]} {percent(lead['share'].iloc[0])}"
         hard = (row["hard_values"], row["hard_values_low"], row["hard_values_high"])
         rows.append(
@@ -192,7 +192,12 @@ def head_table(result: AttentionSwitch, n: int = HEADS_SHOWN) -> Table:
         )  # fmt: skip
     header = ("head", "carried by", "hard", "95 % interval", "sink mass", "hard without sink", "communication",
               "zero excluded", "hard excluded")  # fmt: skip
-    return Table(f"The {len(rows)} heads with the most hard-switched queries", header, tuple(rows), n_names=2)
+    caption = (
+        f"The {len(rows)} heads with the most hard-switched queries"
+        if len(rows) > 1
+        else "The head and its hard-switched queries"
+    )
+    return Table(caption, header, tuple(rows), n_names=2)
 
 
 def assumption_table(result: AttentionSwitch) -> Table:

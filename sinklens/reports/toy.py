@@ -32,7 +32,7 @@ _COLUMNS = (
     ("gate, dormant", "gate_dormant"), ("gate, active", "gate_active"),
     ("QK nuclear", "qk_nuclear"), ("VO nuclear", "vo_nuclear"),
 )  # fmt: skip
-_DEFINITIONS: Facts = [
+DEFINITIONS: Facts = [
     ("Task", "Tokens of a random bigram law. After a trigger comes, for certain, the token that stands a fixed number of places "
      "before it: the trigger's query is active. All other queries are dormant: they need nothing but their own token "
      "(after Guo et al., arXiv 2410.13835, with a bigram table of our own)."),
@@ -72,7 +72,7 @@ def render_toy(history: ToyHistory, *, title: str | None = None) -> str:
             headlines=toy_headlines(history),
             settings=_settings(history),
             sections=toy_sections(history),
-            definitions=_DEFINITIONS,
+            definitions=DEFINITIONS,
         )
     )
 
@@ -102,16 +102,21 @@ def toy_headlines(history: ToyHistory) -> list[Headline]:
 
 def toy_sections(history: ToyHistory) -> list[Section]:
     """Losses, attention, costs, and with several groups their comparison."""
-    losses = _chart("losses", "Losses", "Dotted: the least possible.", toy_losses(history))
-    costs = _chart("costs", "Over training", "Dotted: below it the sink's value counts as drained.", toy_costs(history))
+    losses = _chart("toy-losses-chart", "Losses", "Dotted: the least possible.", toy_losses(history))
+    costs = _chart(
+        "toy-costs-chart", "Over training", "Dotted: below it the sink's value counts as drained.", toy_costs(history)
+    )
     found = [
-        Section("losses", "What is learned", "", [losses]),
-        Section("attention", "Where attention goes", "", _attention(history)),
-        Section("costs", "Value drain, output and norms", "", [costs]),
+        Section("toy-losses", "What is learned", "", [losses]),
+        Section("toy-attention", "Where attention goes", "", _attention(history)),
+        Section("toy-costs", "Value drain, output and norms", "", [costs]),
     ]
     reading = "A dot for each run, a line at the mean."
-    compared = [_chart("comparison", "At the end of training", reading, toy_comparison(history))]
-    return [*found, Section("runs", "All runs", "", compared if len(history.groups) > 1 else [], [toy_table(history)])]
+    compared = [_chart("toy-comparison", "At the end of training", reading, toy_comparison(history))]
+    return [
+        *found,
+        Section("toy-runs", "All runs", "", compared if len(history.groups) > 1 else [], [toy_table(history)]),
+    ]
 
 
 def _chart(name: str, title: str, reading: str, figure: object) -> Chart:
@@ -122,7 +127,7 @@ def _attention(history: ToyHistory) -> list[Chart]:
     """The first run of each group."""
     return [
         _chart(
-            f"attention-{index}",
+            f"toy-attention-{index}",
             group,
             "Active queries are those whose next token is a copy.",
             toy_masses(history, rows[0]),

@@ -31,7 +31,7 @@ class SinkGeometry(PerDocument):
     - ``query_margin``, ``key_margin``, ``witness_margin``, ``witness_norm``, ``anti_alignment_margin``: of
       :class:`sinklens.theory.SinkRepresentation`, for the queries after the sink that see it and the keys they see.
     - ``representable``: 1 where some ``W`` makes all these queries attend to the sink, else 0; ``anti_aligned``: 1 where
-      ``W = -x_s x_sᵀ`` already does.
+      they all point away from the sink and ``W = -x_s x_sᵀ`` already does.
     - ``rank_share``: numerical rank over the number of tokens; at 1 the tokens are linearly independent, and then *every*
       pattern is representable, so that only the margins say anything.
     - ``massive_count``: massive activations (:func:`sinklens.theory.massive_activations`) in the space; ``massive_on_sink``:
@@ -127,9 +127,9 @@ class SinkGeometry(PerDocument):
         yes = [self.representable(space)["answer"].to_list().count("yes") for space in SPACES]
         opposed = self.anti_aligned()["answer"].to_list().count("yes")
         return (
-            f"SinkGeometry({self.provenance.model_name}, {len(self.layers)} layers, {self.n_documents} documents: a sink is "
-            f"representable in every document in {yes[0]} layers on the residual stream and in {yes[1]} on attention's input, "
-            f"where it is anti-aligned in {opposed})"
+            f"SinkGeometry({self.provenance.model_name}, {self.n_documents} documents: a sink is representable in every document "
+            f"in {yes[0]} of {len(self.layers)} layers on the residual stream, in {yes[1]} on attention's input; there the sink "
+            f"is anti-aligned in {opposed})"
         )
 
 

@@ -216,9 +216,9 @@ class HeadCosts:
     def excess(self, pattern: str = "sink", norm: str = "nuclear") -> Float[Tensor, "layer head"]:
         """What the head's ``W_QK`` costs between the tokens at hand, over the least cost of the margin that it achieves.
 
-        The margin is the median over queries, the least cost that of the same margin at every query. 1: no matrix could do
-        it for less; above: the head pays for more than this pattern. Rotary positions and biases, which can carry part of a
-        margin for nothing, are not counted, so that it may lie below 1.
+        The margin is the median over queries of the same documents, the least cost that of it at every query. 1: no matrix
+        could do it for less; above: the head pays for more than this pattern. Rotary positions and biases, which can carry
+        part of a margin for nothing, are not counted, so that it may lie below 1.
 
         Args:
             pattern: ``sink`` or ``diagonal``.
@@ -231,7 +231,7 @@ class HeadCosts:
             InputError: there are no least costs, or no such pattern or norm.
         """
         least, spans, margins = self._solved(pattern, norm)
-        margin = margins.mean(f"{pattern}_margin")[self._rows(least.layers)]
+        margin = self._sampled_margin(pattern, least, margins)
         unit = float(self.provenance.conventions.get("margin", 1.0))
         floor = least.mean(f"{pattern}_{norm}").unsqueeze(-1) * margin / unit
         return torch.where(margin > 0, spans.mean(norm) / floor, torch.nan)
@@ -253,8 +253,8 @@ class HeadCosts:
 
         Columns: ``least`` for the margin that was asked for, with ``low`` and ``high`` (95 %, over documents); ``possible``,
         the share of documents on which any matrix realises the pattern; ``weights``, the median over heads of ``||W_QK||``;
-        ``spent``, the same between the documents' own tokens; ``margin``, the median over heads of the median margin;
-        ``best_margin``, the largest head's; ``excess``, the median over heads with a positive margin (:meth:`excess`).
+        ``spent``, the same between the documents' own tokens; ``margin``, the median over heads of the median margin
+        there; ``best_margin``, the largest head's; ``excess``, the median over heads with a positive margin (:meth:`excess`).
 
         Raises:
             InputError: there are no least costs.
@@ -262,10 +262,14 @@ class HeadCosts:
         tables = [self._layer_table(pattern, norm) for pattern, norm in itertools.product(PATTERNS, SOLVED_NORMS)]
         return pd.concat(tables).sort_values(["layer", "pattern", "norm"], ignore_index=True)
 
+    def _sampled_margin(self, pattern: str, least: LeastCosts, margins: HeadMargins) -> Float[Tensor, "layer head"]:
+        """The heads' margins over the documents that least costs are of: the first ones."""
+        return margins.documents(f"{pattern}_margin")[self._rows(least.layers), :, : least.n_documents].nanmean(-1)
+
     def _layer_table(self, pattern: str, norm: str) -> pd.DataFrame:
         least, spans, margins = self._solved(pattern, norm)
         rows, name = self._rows(least.layers), f"{pattern}_{norm}"
-        margin, bounds = margins.mean(f"{pattern}_margin")[rows], least.interval(name)
+        margin, bounds = self._sampled_margin(pattern, least, margins), least.interval(name)
         columns = {
             "least": least.mean(name), "low": bounds[:, 0], "high": bounds[:, 1],
             "possible": least.mean(f"{pattern}_possible"), "weights": _median(self.cost(f"qk_{norm}")[rows]),
@@ -337,7 +341,9 @@ class HeadCosts:
         parts = [f"median nuclear norm of W_QK {cost.nanmedian().item():.3g} over {known} of {cost.numel()} heads"]
         if self.scores:
             row = self.correlations(["qk_nuclear"], ["sink_mass"]).iloc[0]
-            parts.append(f"rank correlation with the sink mass {row.spearman:+.2f} [{row.low:+.2f}, {row.high:+.2f}]")
+            ends = "" if np.isnan(row.low) else f" [{row.low:+.2f}, {row.high:+.2f}]"
+            value = "n/a" if np.isnan(row.spearman) else f"{row.spearman:+.2f}"
+            parts.append(f"rank correlation with the sink mass {value}{ends}")
         return f"HeadCosts({self.provenance.model_name}: layers {describe_numbers(self.layers)}; {'; '.join(parts)})"
 
 

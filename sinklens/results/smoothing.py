@@ -16,6 +16,7 @@ from sinklens.results.per_document import PerDocument, interval_of_mean
 DIAGONAL, OWN = "diagonal", "own"
 PATHS = (DIAGONAL, OWN)
 DEPTH = "depth_cosine"
+ROUNDING = 1e-6  # of cosines between float32 vectors: below it tokens are as alike as before
 
 
 @dataclass(frozen=True, repr=False)
@@ -189,6 +190,6 @@ def path_index(path: str) -> int:
 
 
 def _verdict(low: float, high: float) -> str:
-    if low > 0:
+    if low > ROUNDING:
         return "more"
-    return "less" if high < 0 else "undecided"
+    return "less" if high < -ROUNDING else "undecided"

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -167,14 +168,17 @@ class AttentionSwitch(PerDocument):
 
     def __repr__(self) -> str:
         shares = {name: self.overall(name)[0] for name in ("hard_values", "soft_attention", "layer_others")}
-        carried = self.carriers().nlargest(1, "share")
+        carried = self.carriers().dropna(subset="share").nlargest(1, "share")
         by = "".join(
             f" ({share:.0%} of them by {name})"
             for name, share in zip(carried["carrier"], carried["share"], strict=True)
         )
+        excluded = self.overall("zero_excluded")[0]
+        tests = "no exclusion test was made" if np.isnan(excluded) else (
+            f"a zero output without a sink is excluded in {excluded:.0%} of heads"
+        )  # fmt: skip
         return (
             f"AttentionSwitch({self.provenance.model_name}: {shares['hard_values']:.1%} of queries hard-switched{by}; "
             f"{shares['soft_attention']:.1%} soft-switched; communication is "
-            f"{shares['layer_others']:.0%} of layer outputs; a zero output without a sink is excluded in "
-            f"{self.overall('zero_excluded')[0]:.0%} of heads)"
+            f"{shares['layer_others']:.0%} of layer outputs; {tests})"
         )

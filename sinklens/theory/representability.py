@@ -15,6 +15,9 @@ from sinklens.theory.feasibility import pattern_feasibility
 from sinklens.theory.hulls import ORIGIN_TOLERANCE, HullPoint, nearest_in_hull
 from sinklens.theory.patterns import ScorePattern
 
+# Of the vectors' own precision: what the arithmetic of many layers adds up to (7 seen in 30 layers).
+SUMS_OF_ROUNDING = 64
+
 
 @dataclass(frozen=True)
 class SinkRepresentation:
@@ -28,8 +31,8 @@ class SinkRepresentation:
         key_margin: of the sink's key, ``max_b min_j <b, x_s - x_j> / mean_j ||x_s - x_j||``; 0: not separable.
         witness_margin: what ``W = a bᵀ`` of the two gives when it is plugged in; 0 where there is none.
         witness_norm: the Frobenius norm that ``a bᵀ`` needs for a score margin of 1 on these vectors; NaN where there is none.
-        anti_alignment_margin: the same as ``witness_margin`` for ``W = -x_s x_sᵀ / ||x_s||²``; positive: BOS is opposed
-            enough to be its own witness.
+        anti_alignment_margin: the same as ``witness_margin`` for ``W = -x_s x_sᵀ / ||x_s||²``; positive: BOS is its own
+            witness, opposed to the queries, or, where vectors are not normalised, along them and shorter than the keys.
         representable: the verdict.
         reason: ``witness``, ``keys`` (the sink lies in the hull of keys that one query sees), ``queries`` (0 lies in the
             hull of queries that share a key), or ``solver``.
@@ -78,7 +81,7 @@ def sink_representation(X: Embeddings, pattern: ScorePattern) -> SinkRepresentat
     lengths, differences = np.linalg.norm(rows, axis=1), rows[sink] - rows
     unit = float(np.linalg.norm(differences[keys], axis=1).mean())
     half_space = _half_space(rows[queries], lengths[queries])
-    separated = _apart(differences[keys], float(lengths[keys | queries].max()))
+    separated = _apart(differences[keys], float(lengths[keys | queries].max()), torch.finfo(X.dtype).eps)
     directions = half_space.direction.numpy(), separated.direction.numpy()
     exists = half_space.distance > 0 and separated.distance > 0
     raw = _least(rows @ directions[0], differences @ directions[1], others) if exists else 0.0
@@ -118,10 +121,11 @@ def _half_space(queries: np.ndarray, lengths: np.ndarray) -> HullPoint:
     return HullPoint(0.0, as_tensor(0.0 * queries[0]), as_tensor(np.eye(1, len(queries), int(lengths.argmin()))[0]))
 
 
-def _apart(differences: np.ndarray, longest: float) -> HullPoint:
+def _apart(differences: np.ndarray, longest: float, rounding: float) -> HullPoint:
     """Tokens that are alike differ by rounding, which tells none of them apart."""
     found = nearest_in_hull(as_tensor(differences))
-    return found if found.distance > ORIGIN_TOLERANCE * longest else dataclasses.replace(found, distance=0.0)
+    least = max(ORIGIN_TOLERANCE, SUMS_OF_ROUNDING * rounding) * longest
+    return found if found.distance > least else dataclasses.replace(found, distance=0.0)
 
 
 def _least(along_queries: np.ndarray, along_keys: np.ndarray, others: np.ndarray) -> float:

@@ -8,7 +8,7 @@ from plotly.subplots import make_subplots
 
 from sinklens.errors import InputError
 from sinklens.results.geometry import ATTENTION_INPUT, RESIDUAL, SPACES, SinkGeometry, space_index
-from sinklens.viz.layout import LEGEND_ABOVE, band
+from sinklens.viz.layout import LEGEND_ABOVE, band, layers_below
 from sinklens.viz.theme import COLORWAY, NEUTRAL, Theme, palette, template
 
 SPACE_LABELS = {RESIDUAL: "Residual stream", ATTENTION_INPUT: "What attention reads"}
@@ -160,9 +160,5 @@ def _line(result: SinkGeometry, space: str, line: tuple[str, str, str, str], num
 def _style(figure: go.Figure, result: SinkGeometry, title: str, theme: Theme) -> None:
     if not result.layers:
         raise InputError("the result holds no layer")
-    # A range of its own: the default leaves room for a layer that is not there.
-    ends = [min(result.layers) - 0.4, max(result.layers) + 0.4]
     figure.update_layout(template=template(theme), title=title, height=440, **LEGEND_ABOVE)
-    figure.update_xaxes(title="Layer", tickformat="d", showgrid=False, zeroline=False, range=ends)
-    if len(result.layers) <= 12:
-        figure.update_xaxes(tickvals=list(result.layers))
+    figure.update_xaxes(**layers_below(result.layers, 0.4))

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 COLOUR_BAR_WIDTH = 64  # pixels, with its labels
+_MOST_TICKS_BELOW = 16
 _MOST_LAYER_TICKS = 40
 _MOST_PARTED_CELLS = 48  # in a row or a column; beyond, gaps would be as wide as cells
 LEGEND_ABOVE: dict[str, Any] = {
@@ -96,6 +97,24 @@ def head_axis(n_heads: int) -> dict[str, Any]:
     """
     step = -(-n_heads // 12)
     return {"title": "Head", "showgrid": False, "zeroline": False, "tick0": 0, "dtick": step, "ticks": ""}
+
+
+def layers_below(layers: Sequence[int], room: float = 0.6) -> dict[str, Any]:
+    """The horizontal axis of a chart by layer, ticks at the model's own numbers of layers that were measured.
+
+    Args:
+        layers: what was measured.
+        room: beside the first and the last.
+
+    Example:
+        >>> layers_below([0, 12, 24])["tickvals"], layers_below(range(30))["tickvals"][-1]
+        ([0, 12, 24], 28)
+    """
+    # Plotly would put ticks at fractions where there is room for them, and leave room for a layer that is not there.
+    step = -(-len(layers) // _MOST_TICKS_BELOW)
+    ends = [min(layers) - room, max(layers) + room]
+    ticks = {"tickmode": "array", "tickvals": list(layers)[::step]}
+    return {"title": "Layer", "showgrid": False, "zeroline": False, "range": ends, **ticks}
 
 
 def layer_axis(layers: Sequence[int]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from sinklens.errors import InputError
 from sinklens.results import DriftProfile, HeadProfile
 from sinklens.results.ablation import AblatedDrift
-from sinklens.viz.layout import LEGEND_ABOVE, band
+from sinklens.viz.layout import LEGEND_ABOVE, band, layers_below
 from sinklens.viz.quantities import describe, head_values
 from sinklens.viz.theme import COLORWAY, Theme, template
 
@@ -79,14 +79,12 @@ def _by_layer(layers: Sequence[int], lines: Sequence[tuple[str, np.ndarray]], ti
     figure = go.Figure()
     for index, (label, values) in enumerate(lines):
         figure.add_traces(_line_with_band(layers, label, values, COLORWAY[index % len(COLORWAY)]))
-    # A range of its own: the default leaves room for a layer that is not there.
-    ends = [min(layers) - 0.4, max(layers) + 0.4]
     figure.update_layout(
         template=template(theme),
         title=title,
         hovermode="x unified",
         height=360,
-        xaxis={"title": "Layer", "tickformat": "d", "showgrid": False, "zeroline": False, "range": ends},
+        xaxis=layers_below(layers, 0.4),
         **LEGEND_ABOVE,
     )
     return figure

@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from sinklens.errors import InputError
 from sinklens.results.smoothing import DEPTH, DIAGONAL, OWN, PATHS, SmoothingResult
-from sinklens.viz.layout import LEGEND_ABOVE, band
+from sinklens.viz.layout import LEGEND_ABOVE, band, layers_below
 from sinklens.viz.theme import COLORWAY, NEUTRAL, Theme, palette, template
 
 PATH_TITLES = {
@@ -22,7 +22,6 @@ _COSINE = "Mean pairwise cosine"
 _PARTS = {"residual": "without the residual", "value-output": "without the value-output matrices"}
 _ENDS = "[%{customdata[0]:.3f}, %{customdata[1]:.3f}]"
 _SHOWN = 4
-_FEW_LAYERS = 12
 _ROOM_FOR_PANEL_TITLES = {"t": 76}
 
 
@@ -169,20 +168,12 @@ def dense_minus_diagonal(result: SmoothingResult, *, theme: Theme = "light") -> 
     figure.add_trace(_interval_bars(table, "criterion", *ends, COLORWAY[2], "criterion", theme), row=2, col=1)
     figure.update_yaxes(title="Dense − diagonal,<br>cosine", row=1)
     figure.update_yaxes(title="Criterion,<br>of tr Cov(r, r)", row=2)
-    figure.update_xaxes(**_layer_axis(result))
-    figure.update_xaxes(title="Layer", row=2)
+    figure.update_xaxes(**layers_below(result.layers)).update_xaxes(title=None, row=1)
     more, decided = int((table["verdict"] == "more").sum()), int((table["verdict"] != "undecided").sum())
     title = f"Dense attention smooths more than attention to oneself in {more} of {len(table)} layers"
     title += "" if decided == len(table) else f", {len(table) - decided} undecided"
     figure.update_layout(template=template(theme), title=title, height=460, bargap=0.3, **LEGEND_ABOVE)
     return figure
-
-
-def _layer_axis(result: SmoothingResult) -> dict[str, Any]:
-    ends = [min(result.layers) - 0.6, max(result.layers) + 0.6]
-    # Plotly puts ticks at fractions where there is room for them.
-    ticks = {"tickvals": list(result.layers)} if len(result.layers) <= _FEW_LAYERS else {"tickformat": "d"}
-    return {"showgrid": False, "zeroline": False, "range": ends, **ticks}
 
 
 def _interval_bars(table: Any, name: str, low: str, high: str, colour: str, label: str, theme: Theme) -> go.Bar:
@@ -227,7 +218,7 @@ def smoothing_counters(result: SmoothingResult, *, theme: Theme = "light") -> go
     for colour, part in ((COLORWAY[4], "value-output"), (COLORWAY[1], "residual")):
         rows = table[table["part"] == part]
         figure.add_trace(_plain_bars(rows["layer"], rows["without"], _PARTS[part], colour))
-    figure.update_xaxes(title="Layer", **_layer_axis(result))
+    figure.update_xaxes(**layers_below(result.layers))
     figure.update_yaxes(title="Dense − diagonal, cosine")
     means = {part: table[table["part"] == part]["countered"].mean() for part in _PARTS}
     title = "What counters smoothing: switched off, dense attention smooths by "
@@ -273,7 +264,7 @@ def smoothing_depth(result: SmoothingResult, *, theme: Theme = "light") -> go.Fi
             low, high = bounds[:, column, cell].T
             traces = _depth_line(result.layers, mean[:, column, cell], low, high, strength, colour, column == 0)
             figure.add_traces(traces, rows=1, cols=column + 1)
-    figure.update_xaxes(title="Layer", **_layer_axis(result))
+    figure.update_xaxes(**layers_below(result.layers))
     figure.update_yaxes(title=f"{_COSINE} of the residual stream", col=1)
     title = f"How alike tokens get when all layers' attention is made denser: {result.provenance.model_name}"
     figure.update_layout(

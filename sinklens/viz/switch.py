@@ -16,6 +16,7 @@ from sinklens.viz.layout import (
     cell_gap,
     head_axis,
     layer_axis,
+    layers_below,
     map_height,
     numbered,
     row_of_maps,
@@ -170,6 +171,7 @@ def switch_carriers(result: AttentionSwitch, scale: str = "values", *, theme: Th
             go.Bar(
                 x=list(result.layers),
                 y=share.astype(np.float32),
+                width=0.8,  # of a layer, also where only some layers were measured
                 name=CARRIER_LABELS[carrier],
                 marker={"color": _CARRIER_COLOURS[carrier], "line": {"width": 0}},
                 customdata=rows.astype(np.float32),
@@ -187,7 +189,7 @@ def switch_carriers(result: AttentionSwitch, scale: str = "values", *, theme: Th
         bargap=0.2,
         hovermode="x unified",
         showlegend=True,
-        xaxis=_layers_below(result),
+        xaxis=layers_below(result.layers),
         yaxis={"title": "Share of queries, mean over heads", "tickformat": ".3~p", "rangemode": "tozero"},
         **LEGEND_ABOVE,
     )
@@ -246,18 +248,11 @@ def communication_lines(result: AttentionSwitch, *, theme: Theme = "light") -> g
         title="Where each layer's output comes from: other tokens, the sink, the token itself",
         height=380,
         hovermode="x unified",
-        xaxis=_layers_below(result),
+        xaxis=layers_below(result.layers),
         yaxis={"title": "Share of the layer's output", "tickformat": ".0%", "range": [0, 1.02]},
         **LEGEND_ABOVE,
     )
     return figure
-
-
-def _layers_below(result: AttentionSwitch) -> dict[str, Any]:
-    first, last = min(result.layers), max(result.layers)
-    # A step of its own: of few layers, the default would name halves of them, each rounded to a layer.
-    ticks = {"tick0": first, "dtick": -(-(last - first + 1) // 16), "tickformat": "d"}
-    return {"title": "Layer", "showgrid": False, "zeroline": False, "range": [first - 0.6, last + 0.6], **ticks}
 
 
 def switch_scatter(result: AttentionSwitch, *, theme: Theme = "light") -> go.Figure:
