@@ -1,5 +1,6 @@
 """A model of images: exact like the others, nothing hidden, patches named by row and column."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,10 @@ def test_the_value_of_a_patch_is_edited_as_the_formula_says(model: Any, sink: in
         expected = one.z[0].clone()
         expected[:, 2] -= 1.5 * one.pattern[0, 2, :, sink, None] * one.value[0, sink, 2]
         torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(3, 20, 20), (1, 16, 16)])
+@pytest.mark.parametrize("call", [sl.attention_maps, sl.head_profile])
+def test_an_image_that_does_not_fit_is_named(model: Any, call: Any, shape: tuple[int, ...]) -> None:
+    with pytest.raises(sl.InputError, match=re.escape(f"cannot read an image of shape {shape}; expected")):
+        call(model, torch.zeros(shape))

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from sinklens.errors import InputError
 from sinklens.models.attention import ModelAttention
+from sinklens.models.environment import one_line
 from sinklens.models.hook_names import PATTERN
-from sinklens.models.patches import pixels_of
+from sinklens.models.patches import noise, pixels_of
 from sinklens.models.sinks import SinkRule
 from sinklens.models.tokens import TokenBatch
 
@@ -95,6 +96,13 @@ def _images(model: Any, images: Any) -> Tensor | list[Tensor]:
 def _n_positions(attention: ModelAttention, pixels: Tensor) -> int:
     """How many positions an image has, special ones included: read off a pattern, for models differ in the latter."""
     name = attention.hook(PATTERN, attention.layers[0])
-    with torch.no_grad():
-        _, cache = attention.model.run_with_cache(pixels.unsqueeze(0).to(attention.device), names_filter=[name])
+    try:
+        with torch.no_grad():
+            _, cache = attention.model.run_with_cache(pixels.unsqueeze(0).to(attention.device), names_filter=[name])
+    except (ValueError, RuntimeError) as error:  # of another size, or with other channels; some models resize
+        own = tuple(noise(attention.model).shape[1:])
+        raise InputError(
+            f"{attention.name} cannot read an image of shape {tuple(pixels.shape)}; expected [channel, row, column] like "
+            f"{own}, prepared by the model's own image processor ({one_line(error)})"
+        ) from error
     return int(cache[name].shape[-1])
