@@ -32,7 +32,7 @@ def test_every_section_is_on_the_page_with_its_charts_and_terms(toy: Any, tokens
     page = Page(path.read_text(encoding="utf-8"))
     names = [attributes["id"] for tag, attributes in page.tags if tag == "section" and attributes.get("id")]
     assert len(names) == len(set(names))
-    drawn = [attributes["data-figure"] for _, attributes in page.tags if attributes.get("data-figure")]
+    drawn = [figure for _, attributes in page.tags if (figure := attributes.get("data-figure"))]
     assert sorted(drawn) == sorted(page.data["figures"])
     assert len(drawn) == len(set(drawn))
     linked = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
