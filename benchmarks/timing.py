@@ -13,6 +13,9 @@ FLOOR = {
     "attention_maps": "forward of one",
     "maps and contributions": "forward of one",
     "masked pass": "forward",
+    "sink_geometry": "forward",
+    "oversmoothing, layers": "forward",
+    "attention_switch, no hulls": "forward",
     "textbook": "forward of one",
 }
 

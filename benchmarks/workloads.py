@@ -13,6 +13,7 @@ TEXTBOOK_LENGTH = 128
 # Maps of all 30 layers of SmolLM2-135M take 4 T² bytes a head: 0.3 GB at 512, 4.5 GB at 2048.
 MAPS_LENGTH = 512
 MASKED_LENGTH = 512
+STUDY_LENGTH = 128
 FRACTIONS = (0.01, 0.05, 0.1, 0.5)
 
 
@@ -38,6 +39,11 @@ def workloads(model: Any, length: int) -> dict[str, Callable[[], object]]:
         found["forward of one"] = lambda: forward(model, tokens[:1])
         found["attention_maps"] = lambda: sl.attention_maps(model, tokens[0])
         found["maps and contributions"] = lambda: contributions(model, tokens[0])
+    if length <= STUDY_LENGTH:
+        whole: dict[str, Any] = {"context_length": None, "batch_size": len(tokens), "progress": False}
+        found["sink_geometry"] = lambda: sl.sink_geometry(model, tokens, **whole)
+        found["oversmoothing, layers"] = lambda: sl.oversmoothing(model, tokens, depth=False, **whole)
+        found["attention_switch, no hulls"] = lambda: sl.attention_switch(model, tokens, hull_documents=0, **whole)
     if length <= MASKED_LENGTH:
         found["masked pass"] = lambda: masked(model, tokens)
     if length <= TEXTBOOK_LENGTH:

@@ -196,6 +196,8 @@ def test_reports_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_the_picker_says_what_a_learned_sink_takes(profile: HeadProfile, maps: AttentionMaps) -> None:
-    words = "A learned sink, a null key without a value, takes what a row of attention lacks of 1."
+    words = (
+        "A learned sink, a null key without a value, takes what a row of attention lacks of 1; it is the column before"
+    )
     assert words not in render_report(profile, maps)
     assert words in render_report(profile, dataclasses.replace(maps, learned_sink=True))

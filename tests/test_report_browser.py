@@ -1,6 +1,7 @@
 """The report in a browser: every chart is drawn, and every control does what it says."""
 
 import base64
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,6 +76,27 @@ def test_the_picker_shows_the_chosen_head(opened: Callable[..., Any], maps: Atte
         expected = maps.metric(metric)[2, 4].masked_fill(~maps.visible[2], float("nan"))
         assert torch.allclose(shown, expected, equal_nan=True)
     assert script("return document.getElementById('picker-title').textContent") == "Layer 2 · head 4"
+
+
+@pytest.mark.browser
+def test_a_learned_sink_is_a_column_that_completes_the_rows(opened: Callable[..., Any], maps: AttentionMaps) -> None:
+    halved = dataclasses.replace(maps, attention=maps.attention / 2, learned_sink=True)
+    script = opened(halved)
+    undrawn(script)
+    rest = "(document.getElementById('picker-maps').data.find((trace) => trace.x[0] === -1.5).z.map((row) => row[0]))"
+    np.testing.assert_allclose(script(f"return {rest}"), np.full(len(SMALL_TOKENS), 0.5), atol=1e-6)
+    assert script("return document.querySelector('#picker-maps .xaxislayer-above').textContent").startswith(
+        "learned sink"
+    )
+    [x, attention, intra] = script(
+        "const [attention, intra] = document.getElementById('picker-bars').data;"
+        "return [attention.x[0], attention.y, intra.y[0]];"
+    )
+    assert (x, intra) == (-1.5, 0)
+    assert sum(attention) == pytest.approx(1, abs=1e-6)
+    script = opened(maps)
+    undrawn(script)
+    assert script("return document.getElementById('picker-bars').data[0].x[0]") == 0
 
 
 @pytest.mark.browser

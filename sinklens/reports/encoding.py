@@ -71,6 +71,7 @@ def encode_maps(maps: AttentionMaps, profile: HeadProfile, budget: int = MAPS_BU
         "heads": maps.n_heads,
         "metrics": list(METRICS_SHOWN),
         "dtype": dtype,
+        "learnedSink": maps.learned_sink,
         "masks": masks,
         "maskOfLayer": mask_of_layer,
         "maps": _encode_heads(maps, visible, sorted(kept), dtype),

@@ -19,7 +19,10 @@ from sinklens.viz.quantities import DESCRIPTIONS, KIND_LABEL
 
 _SCRIPTS = ("core.js", "heads.js", "charts.js", "scatter.js", "picker.js", "start.js")
 _MOST_NARROW_HEADS = 24  # with more, a map needs a wider column
-_RESTS = " A learned sink, a null key without a value, takes what a row of attention lacks of 1."
+_RESTS = (
+    " A learned sink, a null key without a value, takes what a row of attention lacks of 1; it is the column before the "
+    "first token."
+)
 DEFAULT_AXES = {"x": "sink_mass", "y": "sink_intra", "color": "kind"}
 
 

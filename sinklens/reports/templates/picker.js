@@ -20,6 +20,9 @@
   const masks = maps.masks.map(unpack);
   const mostLabelledCells = 40000;
   const smallestRange = 0.001;
+  // A learned sink (gpt-oss) is no token: its column stands half a cell before the first, and holds what a row lacks of 1.
+  const nullKey = maps.learnedSink ? -1.5 : undefined;
+  const nullName = "learned sink";
   let current = null;
 
   function unpack(base64) {
@@ -49,6 +52,11 @@
     const degenerate = rows.intra.map((row, query) => row.every((value, k) => !mask[query * count + k] || Number.isNaN(value)));
     current = { key, mask, rows, degenerate };
     return current;
+  }
+
+  function onNullKey(head, query) {
+    const seen = head.rows.attention[query].filter(Number.isFinite);
+    return Math.max(0, 1 - seen.reduce((sum, value) => sum + value, 0));
   }
 
   function cellText(head) {
@@ -85,6 +93,7 @@
   function axes(place, index) {
     const { width, stacked, left, bottom, bar, side, step, height } = place;
     const ticks = positions.filter((position) => position % step === 0);
+    const before = nullKey === undefined ? [] : [nullKey];
     const top = 30;
     const x0 = stacked ? 0 : (index * (side + bar)) / (width - left);
     const y1 = stacked ? 1 - (index * (side + bottom + 34)) / (height - top - bottom) : 1;
@@ -96,7 +105,10 @@
     };
     const suffix = index ? String(index + 1) : "";
     return {
-      [`xaxis${suffix}`]: { ...common, domain: [x0, x1], anchor: `y${suffix}`, range: [-0.5, count - 0.5], tickangle: -90, matches: index ? "x" : undefined },
+      [`xaxis${suffix}`]: {
+        ...common, domain: [x0, x1], anchor: `y${suffix}`, range: [(nullKey ?? 0) - 0.5, count - 0.5], tickangle: -90, matches: index ? "x" : undefined,
+        tickvals: [...before, ...common.tickvals], ticktext: [...before.map(() => nullName), ...common.ticktext],
+      },
       [`yaxis${suffix}`]: {
         ...common, domain: [y0, y1], anchor: `x${suffix}`, range: [count - 0.5, -0.5], matches: index ? "y" : undefined,
         showticklabels: stacked || !index,
@@ -125,11 +137,20 @@
         hoverongaps: Boolean(text), hovertemplate: `${where}<br>${names[metric]} <b>%{z:.4g}</b><extra></extra>`, name: names[metric],
       };
     });
+    if (nullKey !== undefined) traces.push(nullColumn(head));
     plot.style.height = `${place.height}px`;
     Plotly.react(plot, traces, themed(layout), config(plot));
     if (plot.dataset.listens) return;
     plot.dataset.listens = "yes";
     plot.on("plotly_click", ({ points: [point] }) => { queryChoice.value = String(Math.round(point.y)); sinklens.redraw(bars); });
+  }
+
+  function nullColumn(head) {
+    return {
+      type: "heatmap", z: positions.map((query) => [onNullKey(head, query)]), x: [nullKey], dx: 1, y: positions, xaxis: "x", yaxis: "y", coloraxis: "coloraxis",
+      text: positions.map((query) => [`query ${full[query]}<br>${nullName}, a null key without a value`]), name: `${names.attention}, ${nullName}`,
+      hovertemplate: `%{text}<br>${names.attention} <b>%{z:.4g}</b><extra></extra>`,
+    };
   }
 
   function drawBars() {
@@ -138,15 +159,18 @@
     const keys = positions.filter((k) => head.mask[query * count + k]);
     const step = Math.max(1, Math.ceil(keys.length / Math.floor(Math.max(bars.clientWidth - 60, 100) / 13)));
     const ticks = keys.filter((_, i) => i % step === 0);
+    const before = nullKey === undefined ? [] : [nullKey];
+    const rest = (metric) => before.map(() => (metric === "attention" ? onNullKey(head, query) : 0));
     const traces = maps.metrics.map((metric) => ({
-      type: "bar", name: names[metric], x: keys, y: keys.map((k) => head.rows[metric][query][k]), marker: { color: barColours[metric], line: { width: 0 } },
-      text: keys.map((k) => full[k]), textposition: "none", hovertemplate: `key %{text}<br>${names[metric]} <b>%{y:.4g}</b><extra></extra>`,
+      type: "bar", name: names[metric], x: [...before, ...keys], y: [...rest(metric), ...keys.map((k) => head.rows[metric][query][k])],
+      marker: { color: barColours[metric], line: { width: 0 } },
+      text: [...before.map(() => nullName), ...keys.map((k) => full[k])], textposition: "none", hovertemplate: `key %{text}<br>${names[metric]} <b>%{y:.4g}</b><extra></extra>`,
     }));
     const layout = {
       barmode: "group", bargap: 0.25, margin: { l: 50, r: 8, t: 34, b: 90 }, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
       xaxis: {
-        tickmode: "array", tickvals: ticks, ticktext: ticks.map((k) => labels[k]), tickangle: -60, tickfont: { family: data.style.tokenFont, size: 10 },
-        showgrid: false, zeroline: false, range: [keys[0] - 0.6, Math.max(keys[keys.length - 1], keys[0] + 1) + 0.6],
+        tickmode: "array", tickvals: [...before, ...ticks], ticktext: [...before.map(() => nullName), ...ticks.map((k) => labels[k])], tickangle: -60, tickfont: { family: data.style.tokenFont, size: 10 },
+        showgrid: false, zeroline: false, range: [Math.min(keys[0], nullKey ?? keys[0]) - 0.6, Math.max(keys[keys.length - 1], keys[0] + 1) + 0.6],
       },
       yaxis: { title: { text: "Share" } },
     };
