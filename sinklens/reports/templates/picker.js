@@ -82,7 +82,7 @@
     const width = Math.max(plot.clientWidth, 260);
     const stacked = width < 760;
     const left = 14 + 6.2 * Math.max(...tokens.map((token) => Math.min(token.length, longest)));
-    const bottom = left;
+    const bottom = Math.max(left, nullKey === undefined ? 0 : 14 + 6.2 * nullName.length);
     const bar = 56;
     const across = stacked ? 1 : 3;
     const side = Math.min((width - left - across * bar) / across, 560);
@@ -159,7 +159,7 @@
     const keys = positions.filter((k) => head.mask[query * count + k]);
     const step = Math.max(1, Math.ceil(keys.length / Math.floor(Math.max(bars.clientWidth - 60, 100) / 13)));
     const ticks = keys.filter((_, i) => i % step === 0);
-    const before = nullKey === undefined ? [] : [nullKey];
+    const before = nullKey === undefined ? [] : [keys[0] + nullKey]; // beside the first key of a window
     const rest = (metric) => before.map(() => (metric === "attention" ? onNullKey(head, query) : 0));
     const traces = maps.metrics.map((metric) => ({
       type: "bar", name: names[metric], x: [...before, ...keys], y: [...rest(metric), ...keys.map((k) => head.rows[metric][query][k])],
@@ -170,7 +170,7 @@
       barmode: "group", bargap: 0.25, margin: { l: 50, r: 8, t: 34, b: 90 }, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
       xaxis: {
         tickmode: "array", tickvals: [...before, ...ticks], ticktext: [...before.map(() => nullName), ...ticks.map((k) => labels[k])], tickangle: -60, tickfont: { family: data.style.tokenFont, size: 10 },
-        showgrid: false, zeroline: false, range: [Math.min(keys[0], nullKey ?? keys[0]) - 0.6, Math.max(keys[keys.length - 1], keys[0] + 1) + 0.6],
+        showgrid: false, zeroline: false, range: [Math.min(keys[0], ...before) - 0.6, Math.max(keys[keys.length - 1], keys[0] + 1) + 0.6],
       },
       yaxis: { title: { text: "Share" } },
     };
