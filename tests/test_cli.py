@@ -106,7 +106,7 @@ def test_check_of_a_refused_model_exits_with_1(monkeypatch: pytest.MonkeyPatch) 
         (["--layers", "a-b"], ["--layers", "a-b"]),
         (["--sink", "last"], ["sink", "last", "first"]),
         (["--context-length", "9999"], ["context_length 9999", "64"]),
-        (["--context-length", "0"], ["context_length", "0"]),
+        (["--context-length", "0"], ["--context-length is 0; expected a number from 1 on"]),
         (["--batch-size", "0"], ["--batch-size"]),
         (["--overflow", "wrap"], ["overflow", "wrap"]),
         (["--min-length", "60", "--context-length", "64", "--data", "{data}"], ["no usable document", "60"]),

@@ -326,7 +326,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(*arguments: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "sinklens.cli", *map(str, arguments)]
+    # A shell that runs the tests in the background has them ignore Ctrl-C, and what they start too.
+    heeding = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from sinklens.cli import main; main()"
+    )
+    command = [sys.executable, "-c", heeding, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

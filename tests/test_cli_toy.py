@@ -60,7 +60,7 @@ def test_one_run_is_what_python_trains(run: Toy) -> None:
     assert "Model: model" in result.stdout
     assert "Written: h.safetensors, t.csv, all.json, page.html" in result.stdout
     page = Page(Path("page.html").read_text())
-    assert set(page.data["figures"]) == {"losses", "costs", "attention-0"}
+    assert set(page.data["figures"]) == {"toy-losses-chart", "toy-costs-chart", "toy-attention-0"}
     assert "Does a sink form where nothing is to be read? A toy on backcopy" in page.text
     command = json.loads(Path("model/toy.json").read_text())["command"]
     assert command.startswith("sinklens toy --task backcopy --architecture bos --weight-decay 0.01 --seed 3 --steps 2 ")
@@ -86,8 +86,8 @@ def test_lists_give_a_run_for_every_combination(run: Toy) -> None:
     found = set(table[["architecture", "weight_decay", "seed"]].itertuples(index=False, name=None))
     assert len(table) == len(found) == 8
     page = Page(Path("p.html").read_text())
-    assert "comparison" in page.data["figures"]
-    assert {f"attention-{group}" for group in range(4)} <= set(page.data["figures"])
+    assert "toy-comparison" in page.data["figures"]
+    assert {f"toy-attention-{group}" for group in range(4)} <= set(page.data["figures"])
 
 
 @pytest.mark.parametrize(("options", "words"), [
