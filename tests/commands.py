@@ -13,6 +13,7 @@ from sinklens.models import loading
 from tests.families import bridge
 
 Run = Callable[..., Result]
+OUTPUTS = ("--out", "page.html", "--table", "table.csv", "--json", "all.json", "--save", "result.safetensors")
 TEXTS = ["The cat sat on the mat, and the dog sat.", "A dog ran; the cat did not.", "The mat."]
 
 
@@ -30,6 +31,13 @@ def write_texts(path: Path) -> Path:
     """A .jsonl file of short documents."""
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     return path
+
+
+def texts_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The text in a folder of its own; the working directory is beside it, so that outputs can be listed."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return write_texts(tmp_path / "data.jsonl")
 
 
 def expect_one_line(result: Result, *words: str, code: int = 2) -> None:

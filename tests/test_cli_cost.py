@@ -10,11 +10,10 @@ import pytest
 import sinklens as sl
 from sinklens.models import loading
 from sinklens.theory import pattern_cost
-from tests.commands import Run, expect_one_line, runner, write_texts
+from tests.commands import OUTPUTS, Run, expect_one_line, runner, texts_beside
 from tests.families import bridge
 
 COMMON = ("--context-length", 32, "--quiet", "--embedding-layers", "1", "--embedding-documents", 2)
-OUTPUTS = ("--out", "page.html", "--table", "table.csv", "--json", "all.json", "--save", "result.safetensors")
 
 
 @pytest.fixture
@@ -24,9 +23,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    return write_texts(tmp_path / "data.jsonl")
+    return texts_beside(tmp_path, monkeypatch)
 
 
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sinklens.models import loading
-from tests.commands import Run, expect_one_line, forbid_passes, runner, write_texts
+from tests.commands import Run, expect_one_line, forbid_passes, runner, texts_beside
 
 COMMON = ("--context-length", 32, "--n-bootstrap", 50, "--quiet")
 BOTH: list[tuple[list[str], list[str]]] = [
@@ -83,9 +83,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    return write_texts(tmp_path / "data.jsonl")
+    return texts_beside(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("command", "arguments", "words"), CASES, ids=[f"{c} {' '.join(a)}" for c, a, _ in CASES])

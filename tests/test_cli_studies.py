@@ -18,13 +18,12 @@ import torch
 import sinklens as sl
 from sinklens.masking import study as masking_study
 from tests.captured import n_hooks
-from tests.commands import Run, expect_one_line, forbid_passes, runner, write_texts
+from tests.commands import OUTPUTS, Run, expect_one_line, forbid_passes, runner, texts_beside
 from tests.families import bridge, hf_model
 from tests.tiny_tokenizer import tiny_tokenizer
 
 SETTINGS: dict[str, Any] = {"context_length": 32, "n_bootstrap": 50, "progress": False}
 COMMON = ("--context-length", 32, "--n-bootstrap", 50, "--quiet")
-OUTPUTS = ("--out", "page.html", "--table", "table.csv", "--json", "all.json", "--save", "result.safetensors")
 
 
 @pytest.fixture
@@ -34,10 +33,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The text in a folder of its own; the working directory is beside it."""
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    return write_texts(tmp_path / "data.jsonl")
+    return texts_beside(tmp_path, monkeypatch)
 
 
 @pytest.fixture(autouse=True)

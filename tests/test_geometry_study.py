@@ -16,10 +16,9 @@ from sinklens.models.smollm2 import packaged_weights
 from sinklens.reports.geometry import geometry_headlines, geometry_sections, geometry_table, render_geometry
 from sinklens.results.geometry import DIMENSION, SPACES
 from sinklens.results.provenance import Provenance
-from tests.commands import Run, expect_one_line, forbid_passes, runner, write_texts
+from tests.commands import OUTPUTS, Run, expect_one_line, forbid_passes, runner, texts_beside
 from tests.families import bridge
 
-OUTPUTS = ("--out", "page.html", "--table", "table.csv", "--json", "all.json", "--save", "result.safetensors")
 GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
 
 
@@ -30,9 +29,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    return write_texts(tmp_path / "data.jsonl")
+    return texts_beside(tmp_path, monkeypatch)
 
 
 def drawn(figure: Any) -> Any:

@@ -20,7 +20,7 @@ from sinklens.results import Provenance
 from sinklens.results.smoothing import PATHS
 from sinklens.viz.smoothing import layers_shown
 from tests.captured import load, new
-from tests.commands import Run, expect_one_line, runner, write_texts
+from tests.commands import OUTPUTS, Run, expect_one_line, runner, write_texts
 from tests.gaps import prompt
 from tests.pages import Page
 
@@ -294,8 +294,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_the_command_gives_what_python_measures(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     data = write_texts(tmp_path / "data.jsonl")
-    outputs = ("--out", "page.html", "--table", "table.csv", "--json", "all.json", "--save", "result.safetensors")
-    result = run("smoothing", "-d", data, "--strengths", "0,0.5,1", "--layers", "0,2", "--quiet", *outputs)
+    result = run("smoothing", "-d", data, "--strengths", "0,0.5,1", "--layers", "0,2", "--quiet", *OUTPUTS)
     assert result.exit_code == 0, result.output
     python = sl.oversmoothing(load("bridge", "llama_3x5"), data, STRENGTHS, layers=[0, 2], progress=False)
     saved = sl.SmoothingResult.load("result.safetensors")

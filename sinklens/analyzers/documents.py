@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from sinklens.analyzers.base import Analyzer, Setup
+from sinklens.errors import InputError
 from sinklens.models.tokens import TokenBatch
 from sinklens.results.per_document import PerDocument
+from sinklens.results.provenance import Provenance
 
 
 class DocumentsAnalyzer(Analyzer):
@@ -49,6 +51,25 @@ class DocumentsAnalyzer(Analyzer):
         stacked = {name: torch.stack([torch.cat(rows) for rows in layers]) for name, layers in self._rows.items()}
         documents = torch.tensor(self._documents)
         return {name: self._by_document(rows, documents).movedim(1, -1) for name, rows in stacked.items()}
+
+    def found(self, name: str, provenance: Provenance, after: str) -> dict[str, Tensor]:
+        """:attr:`values`, where any sequence had a sink with something after it to measure.
+
+        Args:
+            name: of a quantity that every such sequence has.
+            provenance: of the run.
+            after: what has to stand behind the sink, in words.
+
+        Raises:
+            InputError: none had.
+        """
+        values = self.values
+        if values[name].isnan().all():
+            raise InputError(
+                f"sink {provenance.sink!r} was found in none of {provenance.n_sequences} sequences with a {after} after it; "
+                "choose another sink, or longer text"
+            )
+        return values
 
     def _by_document(self, rows: Tensor, documents: Tensor) -> Tensor:
         chosen = documents.unique()

@@ -11,7 +11,6 @@ from torch import Tensor
 from sinklens.analyzers.base import Setup
 from sinklens.analyzers.documents import DocumentsAnalyzer
 from sinklens.analyzers.run import run
-from sinklens.errors import InputError
 from sinklens.models.hook_names import ATTENTION_INPUT, RESIDUAL_BEFORE
 from sinklens.models.layer import LayerAttention
 from sinklens.models.sinks import Sink, SinkRule
@@ -96,12 +95,7 @@ class GeometryAnalyzer(DocumentsAnalyzer):
         Raises:
             InputError: no sequence has a sink with a query after it, so that nothing was measured.
         """
-        values = self.values
-        if values["cosine_mean"].isnan().all():
-            raise InputError(
-                f"sink {provenance.sink!r} was found in none of {provenance.n_sequences} sequences with a query after it; "
-                "choose another sink, or longer text"
-            )
+        values = self.found("cosine_mean", provenance, "query")
         magnitude, ratio = self.massive
         conventions = {"massive_magnitude": magnitude, "massive_ratio": ratio, "unknown_inputs": self._unknown}
         provenance = dataclasses.replace(provenance, conventions=conventions)

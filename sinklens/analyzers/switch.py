@@ -80,12 +80,7 @@ class SwitchAnalyzer(DocumentsAnalyzer):
         Raises:
             InputError: no sequence has a sink with a token after it, so that nothing was measured.
         """
-        values = self.values
-        if values["sink_mass"].isnan().all():
-            raise InputError(
-                f"sink {provenance.sink!r} was found in none of {provenance.n_sequences} sequences with a token after it; "
-                "choose another sink, or longer text"
-            )
+        values = self.found("sink_mass", provenance, "token")
         conventions = {**dataclasses.asdict(self.thresholds), "hull_documents": self.hull_documents}
         return AttentionSwitch(values, self.layers, dataclasses.replace(provenance, conventions=conventions))
 

@@ -8,10 +8,10 @@ import typer
 
 from sinklens.cli.parse import names, numbers_and_ranges
 from sinklens.errors import InputError
+from sinklens.models.toy_files import NAME as TOY
 
 DATA_HELP = "A .txt or .jsonl file, or hf:NAME[:CONFIG][@SPLIT]. Default: a built-in text."
 BUILT_IN = "the built-in demonstration text"
-TOY = "toy"  # knows its own words only
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 

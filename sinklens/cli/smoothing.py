@@ -25,17 +25,21 @@ def smoothing_command(
 
     Mean pairwise cosine after each layer's attention, from sparse to uniform, beside its prediction.
     """
+    from sinklens.ablation import oversmoothing
+    from sinklens.models.sinks import sink_rule
+    from sinklens.reports.smoothing import render_smoothing
+
     steps = _strengths(strengths)
-    _check_sink(request.sink)
+    sink_rule(request.sink)
     outputs.check(request.data)
     texts, options = request.texts(), request.measurement()
-    _report(_measured(request, texts, steps, depth, options), outputs, request.text_name)
-
-
-def _measured(request: HeadOptions, texts: Any, steps: tuple[float, ...], depth: bool, options: dict[str, Any]) -> Any:
-    from sinklens.ablation import oversmoothing
-
-    return oversmoothing(request.load(), texts, steps, depth=depth, **options)
+    result = oversmoothing(request.load(), texts, steps, depth=depth, **options)
+    outputs.finish(
+        result,
+        smoothing_figures(result),
+        smoothing_summary(result),
+        lambda: render_smoothing(result, title=outputs.title, text_name=request.text_name),
+    )
 
 
 def _strengths(text: str) -> tuple[float, ...]:
@@ -45,23 +49,6 @@ def _strengths(text: str) -> tuple[float, ...]:
         return check_strengths(decimals(text, "--strengths"))
     except InputError as error:
         raise InputError(str(error) if "--strengths" in str(error) else f"--strengths: {error}") from None
-
-
-def _check_sink(sink: str) -> None:
-    from sinklens.models.sinks import sink_rule
-
-    sink_rule(sink)
-
-
-def _report(result: Any, outputs: StudyOutputs, text_name: str) -> None:
-    from sinklens.reports.smoothing import render_smoothing
-
-    outputs.finish(
-        result,
-        smoothing_figures(result),
-        smoothing_summary(result),
-        lambda: render_smoothing(result, title=outputs.title, text_name=text_name),
-    )
 
 
 def smoothing_summary(result: Any) -> str:

@@ -20,7 +20,7 @@ from sinklens.metrics.patterns import KINDS
 from sinklens.results.bootstrap import percentile_interval
 from sinklens.results.files import load_tensors, save_tensors
 from sinklens.results.head_ranks import rank_correlations
-from sinklens.results.labels import describe_numbers, layer_index
+from sinklens.results.labels import describe_numbers, known_name, layer_index
 from sinklens.results.per_document import PerDocument, interval_of_mean
 from sinklens.results.provenance import Provenance
 
@@ -139,9 +139,7 @@ class HeadCosts:
         Raises:
             InputError: there is no such norm.
         """
-        if name not in self.norms:
-            raise InputError(f"no cost {name!r} here; there are {', '.join(self.norms)}")
-        return self.norms[name]
+        return self.norms[known_name(name, self.norms, "cost")]
 
     def score(self, name: str) -> LayerHead:
         """A quantity of the head profile ``[layer, head]``.
@@ -151,9 +149,7 @@ class HeadCosts:
         """
         if not self.scores:
             raise InputError("these costs were measured without a text; pass texts to sinklens.head_costs for scores")
-        if name not in self.scores:
-            raise InputError(f"no score {name!r} here; there are {', '.join(self.scores)}")
-        return self.scores[name]
+        return self.scores[known_name(name, self.scores, "score")]
 
     def correlations(
         self,

@@ -14,6 +14,7 @@ from torch import Tensor
 from sinklens.axes import LayerHead
 from sinklens.errors import InputError
 from sinklens.results.files import load_tensors, save_tensors
+from sinklens.results.labels import known_name
 from sinklens.results.provenance import Provenance
 
 # Not typing.Self: beartype, which checks shapes in the tests, knows it inside classes that it decorates only.
@@ -63,8 +64,7 @@ class HeadMeans:
         Raises:
             InputError: there is no such quantity.
         """
-        if name not in self.sums:
-            raise InputError(f"no quantity {name!r} here; there are {', '.join(sorted(self.sums))}")
+        known_name(name, sorted(self.sums))
         return (self.sums[name] / self.counts[self.COUNT_OF[name]]).float()
 
     def merge(self: MeansT, other: MeansT) -> MeansT:

@@ -1,7 +1,7 @@
 """Layers and heads by the model's own numbers."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sinklens.errors import InputError
@@ -35,6 +35,27 @@ def check_head(n_heads: int, head: int) -> int:
     if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < n_heads:
         raise InputError(f"no head {head!r}; the heads are 0 to {n_heads - 1}")
     return head
+
+
+def known_name(name: str, known: Iterable[str], kind: str = "quantity") -> str:
+    """The name itself, if a result has something of that name.
+
+    Args:
+        name: what was asked for.
+        known: what there is, in the order of the message.
+        kind: of thing that is named.
+
+    Raises:
+        InputError: there is nothing of that name.
+
+    Example:
+        >>> known_name("entropy", ["entropy", "sink_mass"])
+        'entropy'
+    """
+    names = list(known)
+    if name not in names:
+        raise InputError(f"no {kind} {name!r} here; there are {', '.join(names)}")
+    return name
 
 
 def describe_numbers(numbers: Sequence[int]) -> str:

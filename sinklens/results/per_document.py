@@ -17,6 +17,7 @@ from torch import Tensor
 from sinklens.errors import InputError
 from sinklens.results.bootstrap import percentile_interval, resample_weights
 from sinklens.results.files import load_tensors, save_tensors
+from sinklens.results.labels import known_name
 from sinklens.results.provenance import Provenance
 
 N_BOOTSTRAP = 1000
@@ -65,9 +66,8 @@ class PerDocument:
         Raises:
             InputError: there is no such quantity.
         """
-        if name not in self.values:
-            raise InputError(f"no quantity {name!r} here; there are {', '.join(self.quantities)}")
-        return self.values[name]
+        # Not only what is listed: a subclass may keep further figures under names of its own.
+        return self.values[name if name in self.values else known_name(name, self.quantities)]
 
     def mean(self, name: str) -> Float[Tensor, "*cell"]:
         """Mean of a quantity over the documents that have it; NaN where none has.

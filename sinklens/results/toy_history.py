@@ -15,6 +15,7 @@ from torch import Tensor
 from sinklens.errors import InputError
 from sinklens.metrics.patterns import KINDS
 from sinklens.results.files import load_tensors, save_tensors
+from sinklens.results.labels import known_name
 from sinklens.results.provenance import Provenance
 
 PerStep = Float[Tensor, "run step"]
@@ -134,9 +135,7 @@ class ToyHistory:
         Raises:
             InputError: there is no such quantity.
         """
-        if name not in self.values:
-            raise InputError(f"no quantity {name!r} here; there are {', '.join(QUANTITIES)}")
-        return self.values[name]
+        return self.values[known_name(name, QUANTITIES)]
 
     def final(self, name: str) -> Float[Tensor, " run"]:
         """A quantity at the last step.
@@ -152,9 +151,8 @@ class ToyHistory:
         Raises:
             InputError: there is no such name.
         """
-        if name not in self.kinds:
-            raise InputError(f"no kind {name!r} here; there are {', '.join(KIND_NAMES)}")
-        return [[KINDS[kind] for kind in row] for row in self.kinds[name].tolist()]
+        indices = self.kinds[known_name(name, KIND_NAMES, "kind")]
+        return [[KINDS[kind] for kind in row] for row in indices.tolist()]
 
     def goals(self) -> pd.DataFrame:
         """What a toy with a sink has to show, at the last step: ``run``, ``quantity``, ``value``, ``goal``, ``reached``."""
